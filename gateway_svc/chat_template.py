@@ -21,6 +21,8 @@ from svc_common.models import TEMPLATE_FOLDER
 _CHAT_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _CLOCK = "strftime_now"  # the function by which templates write the date
 _DEFAULT, _TOOL_USE = "default", "tool_use"  # names of templates in transformers
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names that templates have for the reasoning of a message."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -96,6 +98,9 @@ class ChatTemplate:
         self.own_variables = frozenset({*_CHAT_VARIABLES, *environment.globals, *special_tokens})
         """Names that a client's variables may not have."""
         constants = _constants(parsed)
+        read = constants | {node.attr for node in parsed.find_all(nodes.Getattr)}
+        self.reasoning_fields = tuple(name for name in REASONING_FIELDS if name in read) or REASONING_FIELDS[:1]
+        """What a message has its reasoning in."""
         self.constants = "\0".join(constants)
         """All text that stands in the template, in parts; also in the one of chats with tools."""
         if self.tool_use is not None:

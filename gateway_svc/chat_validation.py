@@ -24,7 +24,7 @@ from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.message_formats.description import CUSTOM_INPUT, MessageFormat
 from gateway_svc.message_formats.prompted import prompted_messages
-from gateway_svc.tool_forms import PROMPTED_CALLS, Call, CallForm, ToolForms
+from gateway_svc.tool_forms import PROMPTED_CALLS, Call, CallForm, CallIds, ToolForms
 from svc_common.errors import QuireError, Reason
 
 MAX_TOOLS_LENGTH = 2**18
@@ -61,7 +61,10 @@ class ChatValidator:
         call_form = (self._forms_with_tools if writes_tools else self._forms).calls
         tool_format = self.message_format.tools
         form = PROMPTED_CALLS if call_form is None and tool_format is not None else call_form
-        messages = [self._message(message, template, form, check) for message in prompt.messages]
+        ids = CallIds(PROMPTED_CALLS.ids if form is None else form.ids)
+        messages = [self._message(message, template, form, ids, check) for message in prompt.messages]
+        if form is not None:
+            messages = form.messages(messages)
         if tool_format is not None:
             if call_form is None and any(map(_has_calls, messages)):
                 messages = prompted_messages(messages, (), tool_format)
@@ -77,7 +80,7 @@ class ChatValidator:
         variables = self._variables(prompt, check)
         return TemplateChat(
             messages,
-            tools if writes_tools else None,
+            self._forms.written(tools) if writes_tools else None,
             variables,
             prompt.prompt_end,
             callable_tools=tools,
@@ -88,7 +91,7 @@ class ChatValidator:
         )
 
     def _message(
-        self, message: ChatMessage, template: ChatTemplate, form: CallForm | None, check: FieldChecker
+        self, message: ChatMessage, template: ChatTemplate, form: CallForm | None, ids: CallIds, check: FieldChecker
     ) -> dict[str, Any]:
         if message.role not in self._roles:
             raise _invalid(message.place("role"), f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}")
@@ -104,9 +107,9 @@ class ChatValidator:
         if message.name is not None:
             fields["name"] = message.name
         if message.reasoning is not None:
-            fields["reasoning_content"] = message.reasoning
+            fields |= dict.fromkeys(template.reasoning_fields, message.reasoning)
         if message.tool_call_id is not None:
-            fields["tool_call_id"] = form.id(message.tool_call_id) if form else message.tool_call_id
+            fields["tool_call_id"] = ids.of_result(message.tool_call_id)
         if not message.tool_calls:
             return fields
         if message.role != "assistant":
@@ -114,7 +117,8 @@ class ChatValidator:
         check_num_calls(len(message.tool_calls), message.place("tool_calls"))
         if form is None:
             raise _unsupported(message.place("tool_calls"), "this model has no format of calls")
-        return form.message(fields, [_call(call, check) for call in message.tool_calls])
+        calls = [_call(call, check) for call in message.tool_calls]
+        return form.message(fields, [(ids.of_call(call_id, name), name, one) for call_id, name, one in calls])
 
     def _tools(self, prompt: ChatPrompt, check: FieldChecker) -> list[dict[str, Any]]:
         """The tools that the answer may call."""

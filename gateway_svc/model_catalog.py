@@ -81,18 +81,24 @@ class CatalogModel:
 
 
 def _message_format(settings: ModelSettings, tokenizer: ModelTokenizer) -> MessageFormat:
-    """Raises BadSetting for a format that is not known."""
+    """Raises BadSetting for a format that is not known, and for two that no model has together."""
     check_formats(settings)
     template = tokenizer.chat_template
     if template is None:
-        return choose_format(settings.tool_format, settings.reasoning_format, "")
-    return choose_format(
-        settings.tool_format,
-        settings.reasoning_format,
-        template.constants,
-        tool_template=template.for_chat(has_tools=True).constants,
-        template_takes_tools=ToolForms.of(template).takes_tools,
-    )
+        chosen = choose_format(settings.tool_format, settings.reasoning_format, "")
+    else:
+        chosen = choose_format(
+            settings.tool_format,
+            settings.reasoning_format,
+            template.constants,
+            tool_template=template.for_chat(has_tools=True).constants,
+            template_takes_tools=ToolForms.of(template).takes_tools,
+        )
+    tools, reasoning = chosen.tools, chosen.reasoning
+    if tools is not None and reasoning is not None and not chosen.is_consistent:
+        names = f"QUIRE_TOOL_FORMAT is {tools.name} and QUIRE_REASONING_FORMAT {reasoning.name}"
+        raise BadSetting(f"{names}: a model writes both as messages with channels, or neither")
+    return chosen
 
 
 class ModelCatalog:

@@ -1,26 +1,26 @@
 """Rules of a grammar for the arguments of one tool."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gateway_svc.json_schemas import unsupported_keyword
-from gateway_svc.message_formats.description import Tool, XmlCalls
-from gateway_svc.message_formats.lark import escaped_regex, json_rule, quoted
+from gateway_svc.message_formats.brace_values import BRACE_KEY, BraceValues
+from gateway_svc.message_formats.description import BraceCalls, Tool, XmlCalls
+from gateway_svc.message_formats.lark import MAX_OTHERS, in_order, json_rule, other_keys, quoted
 from gateway_svc.message_formats.layout import python_literal
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters, parameter_place, values_of
 from gateway_svc.message_formats.schema_types import ALL_TYPES
-from gateway_svc.message_formats.tag_values import tag_value_rules
+from gateway_svc.message_formats.tag_values import Literal, tag_value_rules
 from svc_common.grammars import JSON_ON_ONE_LINE
 
 _COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties")
 # What else may stand beside properties, and is about several parameters at once.
 _COUNTING = ("minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies")
 # Names of parameters as the parsers take them.
-_TAG_NAME = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
+_TAG_NAME = re.compile(r"[^\s<>\"]([^<>\"\n]*[^\s<>\"])?")
 _KEYWORD = re.compile(r"[\w.-]+")
 _ARGUMENTS_ID = "https://quire.invalid/arguments"
-_MAX_OTHERS = 64  # properties that the schema does not list
 
 
 def object_rule(tool: Tool) -> str:
@@ -67,9 +67,9 @@ def _closed(tool: Tool) -> Mapping[str, Any]:
     return {"additionalProperties": False, **typed}
 
 
-def tag_rules(calls: XmlCalls, tool: Tool, name: str) -> dict[str, str]:
+def tag_rules(calls: XmlCalls, tool: Tool, name: str, literal: Literal) -> dict[str, str]:
     """Rules for parameters in tags: in the order of the schema, each once, optional ones or not; then any others, if
-    the schema's `additionalProperties` allows them.
+    the schema's `additionalProperties` allows them. `literal` is how the grammar writes a text with markers.
 
     Raises UnsupportedParameters.
     """
@@ -79,13 +79,15 @@ def tag_rules(calls: XmlCalls, tool: Tool, name: str) -> dict[str, str]:
     for index, (parameter, schema) in enumerate(properties.items()):
         rule = f"{name}_{index}"
         parts.append(rule if parameter in required else f"{rule}?")
-        rules |= tag_value_rules(calls, tool, parameter, schema, rule)
-        rules[rule] = f"{quoted(f'{calls.parameter}{parameter}>{chr(10)}')} {rule}_value"
+        rules |= tag_value_rules(calls, tool, parameter, schema, rule, literal)
+        rules[rule] = f"{literal(calls.opening(parameter))} {rule}_value"
     if _allows_others(tool.parameters):
-        parts.append(f"{name}_other{{0,{_MAX_OTHERS}}}")
-        rules |= tag_value_rules(calls, tool, None, tool.parameters["additionalProperties"], f"{name}_other")
-        rules[f"{name}_other"] = f'{quoted(calls.parameter)} {_key_name(name)} ">\\n" {name}_other_value'
-        rules[_key_name(name)] = _other_keys(r"[^<>\n]{1,64}", properties)
+        parts.append(f"{name}_other{{0,{MAX_OTHERS}}}")
+        others = tool.parameters["additionalProperties"]
+        rules |= tag_value_rules(calls, tool, None, others, f"{name}_other", literal)
+        parts_of_other = (literal(calls.parameter), _key_name(name), literal(calls.after_key), f"{name}_other_value")
+        rules[f"{name}_other"] = " ".join(parts_of_other)
+        rules[_key_name(name)] = other_keys(r"[^<>\"\n]{1,64}", properties)
     return {name: " ".join(parts) or '""', **rules}
 
 
@@ -96,24 +98,36 @@ def keyword_rules(tool: Tool, name: str) -> dict[str, str]:
     Values within lists and objects are JSON, which the parser takes as it takes Python. Raises UnsupportedParameters.
     """
     properties, required = _properties(tool, _KEYWORD), _required(tool)
-    rules = {name: f"{name}_from_0"}
-    index = 0
-    for index, (key, schema) in enumerate(properties.items(), 1):
-        rule, then = f"{name}_{index - 1}", f"{name}_more_{index}"
-        is_required = key in required
-        # The arguments from this one on: the first ones of the call, or more of them.
-        rules[f"{name}_from_{index - 1}"] = f"{rule} {then}" + ("" if is_required else f" | {name}_from_{index}")
-        rules[f"{name}_more_{index - 1}"] = f'(", " {rule}){"" if is_required else "?"} {then}'
+    rules, parts, other = {}, [], ""
+    for index, (key, schema) in enumerate(properties.items()):
+        rule = f"{name}_{index}"
+        parts.append((rule, key in required))
         rules[rule] = f"{quoted(f'{key}=')} {rule}_value"
         rules[f"{rule}_value"] = _python_values(tool, key, schema)
-    first, more = '""', '""'
     if _allows_others(tool.parameters):
-        more = f'(", " {name}_other){{0,{_MAX_OTHERS}}}'
-        first = f'({name}_other (", " {name}_other){{0,{_MAX_OTHERS - 1}}})?'
-        rules[f"{name}_other"] = f'{_key_name(name)} "=" {name}_other_value'
-        rules[f"{name}_other_value"] = _python_values(tool, None, tool.parameters["additionalProperties"])
-        rules[_key_name(name)] = _other_keys("[A-Za-z_][A-Za-z0-9_]{0,63}", properties)
-    return {**rules, f"{name}_from_{index}": first, f"{name}_more_{index}": more}
+        other = f"{name}_other"
+        rules[other] = f'{_key_name(name)} "=" {other}_value'
+        rules[f"{other}_value"] = _python_values(tool, None, tool.parameters["additionalProperties"])
+        rules[_key_name(name)] = other_keys("[A-Za-z_][A-Za-z0-9_]{0,63}", properties)
+    return {**in_order(name, parts, other, ", "), **rules}
+
+
+def brace_rules(calls: BraceCalls, tool: Tool, name: str, literal: Literal) -> dict[str, str]:
+    """Rules for arguments in braces, in the same order. Raises UnsupportedParameters."""
+    properties, required = _properties(tool, BRACE_KEY), _required(tool)
+    values = BraceValues(calls, tool.parameters, literal)
+    rules: dict[str, str] = {}
+    parts, other = [], ""
+    for index, (key, schema) in enumerate(properties.items()):
+        rule = f"{name}_{index}"
+        parts.append((rule, key in required))
+        rules[rule] = f"{quoted(f'{key}:')} {rule}_value"
+        rules |= values.rules(schema, f"{rule}_value", parameter_place(tool, key))
+    if _allows_others(tool.parameters):
+        other = f"{name}_other"
+        others = tool.parameters["additionalProperties"]
+        rules |= values.other_rules(other, others, properties, parameter_place(tool, None))
+    return {**in_order(name, parts, other, ","), **rules}
 
 
 def _properties(tool: Tool, name: re.Pattern[str]) -> Mapping[str, Any]:
@@ -158,12 +172,6 @@ def _allows_others(parameters: Mapping[str, Any]) -> bool:
 def _key_name(name: str) -> str:
     """The name of the terminal for names of properties."""
     return f"{name}_key".upper()
-
-
-def _other_keys(pattern: str, listed: Iterable[str]) -> str:
-    """Names of properties that are not listed."""
-    names = "|".join(map(escaped_regex, listed))
-    return f"/{pattern}/ & ~/{names}/" if names else f"/{pattern}/"
 
 
 def _python_values(tool: Tool, parameter: str | None, schema: Any) -> str:

@@ -46,14 +46,15 @@ class ToolCallEnd:
 MessageEvent = ReasoningDelta | TextDelta | ToolCallBegin | ToolArgumentsDelta | ToolCallEnd
 
 
-def join_events(events: Iterable[MessageEvent]) -> list[MessageEvent]:
-    """The same events with adjacent deltas of one kind, and of one call, as one."""
+def join_events(events: Iterable[MessageEvent], *, keeps_places: bool = False) -> list[MessageEvent]:
+    """The same events with adjacent deltas of one kind, and of one call, as one; with `keeps_places` not those of text
+    between which the output has something else."""
     joined: list[MessageEvent] = []
     for event in events:
         match joined[-1] if joined else None, event:
             case ReasoningDelta(before), ReasoningDelta(text):
                 joined[-1] = ReasoningDelta(before + text)
-            case TextDelta(before), TextDelta(text, end):
+            case TextDelta(before, place), TextDelta(text, end) if not keeps_places or end - len(text) == place:
                 joined[-1] = TextDelta(before + text, end)
             case ToolArgumentsDelta(index, before), ToolArgumentsDelta(_, fragment):
                 # Calls do not interleave.

@@ -5,12 +5,14 @@ their usual layout; arguments are JSON by the tool's schema, which llguidance co
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from gateway_svc.message_formats.argument_rules import (
+    brace_rules,
     json_call_rule,
     keyword_rules,
     object_rule,
@@ -18,8 +20,10 @@ from gateway_svc.message_formats.argument_rules import (
 )
 from gateway_svc.message_formats.description import (
     CUSTOM_INPUT,
+    BraceCalls,
     CallSyntax,
     JsonCalls,
+    Listing,
     MessageFormat,
     PythonCalls,
     Slot,
@@ -37,6 +41,7 @@ MAX_CALLS = 16
 
 _ANSWER = "answer"
 _SPACE = r"/[ \n]{0,4}/"
+_NUMBER = "/[0-9]{1,4}/"
 
 
 class CallRule(Enum):
@@ -84,7 +89,8 @@ class TurnGrammar:
         if self.calls is CallRule.NONE or tools is None or not tools.calls.is_bare:
             return []
         if isinstance(tools.calls, JsonCalls):
-            return [f'{{"name":{quoted(tool.name)}' for tool in self.tools]
+            opening = "[" if tools.calls.listing is Listing.ARRAY else ""
+            return [f'{opening}{{"name":{quoted(tool.name)}' for tool in self.tools]
         return [f"[{tool.name}(" for tool in self.tools]
 
     def to_lark(self) -> str:
@@ -111,9 +117,9 @@ class TurnGrammar:
         reasoning = self.message_format.reasoning
         assert reasoning is not None, "there is a rule for it"
         return {
-            "reasoning": f"{self._literal(reasoning.begin)} thought",
+            "reasoning": f"{self._literal(reasoning.begin + reasoning.heading)} thought",
             **self._thought_end(reasoning.end),
-            "thought": f"thought_end {_SPACE}",
+            "thought": f"thought_end {self._literal(reasoning.next) or _SPACE}",
         }
 
     def _thought_end(self, marker: str) -> dict[str, str]:
@@ -126,6 +132,7 @@ class TurnGrammar:
 
     def _turn(self) -> dict[str, str]:
         text = "TEXT" if self.answer is None else f"@{_ANSWER}"
+        text = f"{text} | {self._marked(text)}" if self._has_marked_text else text
         if self.calls is CallRule.NONE:
             return {"turn": text}
         tools = self.message_format.tools
@@ -135,14 +142,37 @@ class TurnGrammar:
             return {"turn": "calls", **rules}
         if self.answer is not None:
             return {"turn": f"calls | {text}", **rules}
-        return {**self._text_and_calls(tools.calls), **rules}
+        return {**self._text_and_calls(tools.calls, text), **rules}
 
-    def _text_and_calls(self, calls: CallSyntax) -> dict[str, str]:
+    @property
+    def _has_marked_text(self) -> bool:
+        """Whether markers around the answer are tokens, which no terminal of text has."""
+        reasoning = self.message_format.reasoning
+        return reasoning is not None and any(self._literal(one) != quoted(one) for one in reasoning.answer)
+
+    def _marked(self, text: str) -> str:
+        """Text between the markers of the answer; the turn may end without the second one."""
+        reasoning = self.message_format.reasoning
+        assert reasoning is not None, "it has the markers"
+        begin, end = map(self._literal, reasoning.answer)
+        return f"{begin} {text} ({end})?"
+
+    def _preamble(self) -> str:
+        """Text between markers before calls."""
+        reasoning = self.message_format.reasoning
+        assert reasoning is not None, "it has the markers"
+        begin, end = reasoning.answer
+        return f"{self._literal(reasoning.preamble or begin)} TEXT {self._literal(end + reasoning.next)}"
+
+    def _text_and_calls(self, calls: CallSyntax, text: str) -> dict[str, str]:
         if calls.is_bare:
             # A turn that begins like a call is one.
             return {"turn": "calls | OTHER", "OTHER": r"/(?s:[^{\[\s].*)?/"}
         if calls.line_begin is None:
-            return {"turn": "head more_calls | TEXT", **self._until("head", calls.begins[0])}
+            turn = f"head more_calls | {text}"
+            if self._has_marked_text:
+                turn = f"{self._preamble()} calls | {turn}"
+            return {"turn": turn, **self._until("head", calls.begins[0])}
         # What the parser takes for the beginning of a call must have its marker.
         begin = escaped_regex(calls.line_begin)
         rules = {"PLAIN": rf"/(?s:.*)/ & ~/\s*{begin}(?s:.*)/ & ~/(?s:.*)\n{begin}(?s:.*)/"}
@@ -182,36 +212,47 @@ class TurnGrammar:
 
     def _argument_rules(self, calls: CallSyntax, tool: Tool, name: str) -> dict[str, str]:
         if tool.input_grammar is not None:
-            return _input_rules(calls, tool.name, tool.input_grammar, name)
+            return self._input_rules(calls, tool.name, tool.input_grammar, name)
         if isinstance(calls, XmlCalls):
-            return tag_rules(calls, tool, name)
+            return tag_rules(calls, tool, name, self._literal)
         if isinstance(calls, PythonCalls):
             return keyword_rules(tool, name)
+        if isinstance(calls, BraceCalls):
+            return brace_rules(calls, tool, name, self._literal)
         return {name: object_rule(tool)}
 
+    def _input_rules(self, calls: CallSyntax, tool: str, grammar: str, name: str) -> dict[str, str]:
+        """Rules for the arguments of a custom tool, whose text matches a grammar. Raises UnsupportedParameters."""
+        match calls:
+            case XmlCalls():
+                opening, closing = calls.opening(CUSTOM_INPUT), calls.closing
+            case PythonCalls():
+                opening, closing = f'{CUSTOM_INPUT}="', '"'
+            case BraceCalls():
+                opening, closing = f"{CUSTOM_INPUT}:{calls.quote}", calls.quote
+            case _:
+                opening, closing = f'{{"{CUSTOM_INPUT}": "', '"}'
+        terminal, after = f"{name}_input".upper(), ""
+        if self._literal(closing) != quoted(closing):  # a terminal has no tokens, and ends before one
+            closing, after = "", self._literal(closing)
+        terminals = input_terminals(
+            grammar, terminal, tool, closing, is_json=not isinstance(calls, BraceCalls | XmlCalls)
+        )
+        return {name: f"{self._literal(opening)} {terminal} {after}".rstrip(), **terminals}
+
     def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:
-        return " ".join(arguments if isinstance(part, Slot) else self._literal(part) for part in parts if part)
+        slots = {Slot.ARGUMENTS: arguments, Slot.NUMBER: _NUMBER}
+        return " ".join(slots[part] if isinstance(part, Slot) else self._literal(part) for part in parts if part)
 
     def _until(self, name: str, marker: str, text: str = "TEXT") -> dict[str, str]:
         """A rule for the text of a terminal with the first marker after it."""
-        if marker in self.control_tokens:
-            return {name: f"{text} {self._literal(marker)}"}
-        return {f"{name}[lazy]": f"{text} {quoted(marker)}"}
+        literal = self._literal(marker)
+        return {name: f"{text} {literal}"} if literal != quoted(marker) else {f"{name}[lazy]": f"{text} {literal}"}
 
     def _literal(self, text: str) -> str:
-        token_id = self.control_tokens.get(text)
-        return quoted(text) if token_id is None else f"<[{token_id}]>"
-
-
-def _input_rules(calls: CallSyntax, tool: str, grammar: str, name: str) -> dict[str, str]:
-    """Rules for the arguments of a custom tool, whose text matches a grammar. Raises UnsupportedParameters."""
-    match calls:
-        case XmlCalls():
-            opening, closing = f"{calls.parameter}{CUSTOM_INPUT}>\n", f"\n{calls.parameter_end}\n"
-        case PythonCalls():
-            opening, closing = f'{CUSTOM_INPUT}="', '"'
-        case _:
-            opening, closing = f'{{"{CUSTOM_INPUT}": "', '"}'
-    terminal = f"{name}_input".upper()
-    terminals = input_terminals(grammar, terminal, tool, closing, is_json=not isinstance(calls, XmlCalls))
-    return {name: f"{quoted(opening)} {terminal}", **terminals}
+        """A text in which markers may stand; empty for an empty text."""
+        markers = sorted(self.message_format.markers & self.control_tokens.keys())
+        parts = re.split(f"({'|'.join(map(re.escape, markers))})", text) if markers else [text]
+        return " ".join(
+            f"<[{self.control_tokens[part]}]>" if part in markers else quoted(part) for part in parts if part
+        )

@@ -61,7 +61,8 @@ _COMMON: Mapping[str, str] = {
 
 def input_terminals(grammar: str, name: str, tool: str, closing: str, *, is_json: bool) -> dict[str, str]:
     """The terminals of a grammar in Lark's syntax, by their names, of which each begins with `name`. That of this name
-    is the text with `closing` after it. With `is_json` the text stands in a string of JSON, else it has no `closing`.
+    is the text with `closing` after it, if that is not empty. With `is_json` the text stands in a string of JSON, else
+    it has no `closing`.
 
     The grammar is one that compiles. Raises UnsupportedParameters where it has what no terminal has: rules that contain
     themselves, `%ignore`, and llguidance's own extensions.
@@ -69,10 +70,10 @@ def input_terminals(grammar: str, name: str, tool: str, closing: str, *, is_json
     rewriting = _Rewriting(name, f"the grammar of {tool}", is_json=is_json)
     rules = rewriting.rules(grammar)
     text = rewriting.names["start"]
-    if not is_json:  # the first such tag ends the text
+    if not is_json and closing:  # the first such tag ends the text
         rules[f"{name}_TEXT"] = f"{text} & ~/(?s:.*){escaped_regex(closing.strip())}(?s:.*)/"
         text = f"{name}_TEXT"
-    return {**rules, name: f"{text} {quoted(closing)}"}
+    return {**rules, name: f"{text} {quoted(closing)}" if closing else text}
 
 
 class _Rewriting:

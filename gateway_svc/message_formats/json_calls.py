@@ -18,7 +18,7 @@ _BETWEEN_BRACKETS = re.compile(r'[^"{}\[\]]+')
 _SCALAR = re.compile(r'[^\s,:"{}\[\]]+')
 _CLOSING = {"{": "}", "[": "]"}
 _ARGUMENTS_KEYS = ("arguments", "parameters")
-_OTHER_KEYS = ("type", "id")
+_OTHER_KEYS = ("type", "id", "tool_call_id")
 
 Sink = Callable[[str], object]
 
@@ -34,9 +34,9 @@ def parse_json_calls(
     unit = yield from source.read_visible()
     while True:
         if unit == "{":
-            yield from _parse_call(source, writer, known_names)
+            yield from _parse_call(source, calls, writer, known_names)
         elif unit == "[":
-            yield from _parse_array(source, writer, known_names)
+            yield from _parse_array(source, calls, writer, known_names)
         else:
             source.refuse()
         source.accept()
@@ -69,7 +69,7 @@ def _copy_nested(source: TurnSource, sink: Sink) -> Parse[None]:
     while expected:
         unit = yield from source.read_text(_BETWEEN_BRACKETS)
         if unit == '"':
-            yield from _copy_string(source, sink)
+            yield from copy_string(source, sink)
             continue
         if unit in _CLOSING:
             expected.append(_CLOSING[unit])
@@ -78,7 +78,7 @@ def _copy_nested(source: TurnSource, sink: Sink) -> Parse[None]:
         sink(unit)
 
 
-def _copy_string(source: TurnSource, sink: Sink) -> Parse[None]:
+def copy_string(source: TurnSource, sink: Sink) -> Parse[None]:
     """Copies a JSON string, of which the opening quote was read last."""
     sink('"')
     while True:
@@ -91,26 +91,33 @@ def _copy_string(source: TurnSource, sink: Sink) -> Parse[None]:
             return
 
 
-def _parse_array(source: TurnSource, writer: EventWriter, known_names: Collection[str] | None) -> Parse[None]:
+def _parse_array(
+    source: TurnSource, calls: JsonCalls, writer: EventWriter, known_names: Collection[str] | None
+) -> Parse[None]:
     """An array of calls, of which the opening bracket was read last. An empty one is no call and no text."""
     unit = yield from source.read_visible()
     while unit != "]":
         if unit != "{":
             source.refuse()
-        yield from _parse_call(source, writer, known_names)
+        yield from _parse_call(source, calls, writer, known_names)
         source.accept()
         unit = yield from source.read_visible()
         if unit == ",":
             unit = yield from source.read_visible()
 
 
-def _parse_call(source: TurnSource, writer: EventWriter, known_names: Collection[str] | None) -> Parse[None]:
+def _parse_call(
+    source: TurnSource, calls: JsonCalls, writer: EventWriter, known_names: Collection[str] | None
+) -> Parse[None]:
     """A call, of which the opening brace was read last. It begins once its name and the beginning of its arguments are
     known; without arguments they are `{}`."""
     name: str | None = None
     arguments: str | None = None
     is_written = False
     unit = yield from source.read_visible()
+    if not calls.name_key:
+        yield from _parse_call_by_name(source, writer)
+        return
     while unit != "}":
         key = yield from _parse_string(source)
         if known_names is not None and key not in ("name", *_ARGUMENTS_KEYS, *_OTHER_KEYS):
@@ -118,10 +125,9 @@ def _parse_call(source: TurnSource, writer: EventWriter, known_names: Collection
             raise NotACall
         yield from source.expect(":")
         unit = yield from source.read_visible()
-        if key == "name" and name is None:
-            name = yield from _parse_string(source)
-            # Not printable are also halves of surrogate pairs, which no encoding has.
-            if not name or not name.isprintable() or (known_names is not None and name not in known_names):
+        if key in ("name", calls.name_key) and name is None:
+            name = yield from _parse_name(source)
+            if known_names is not None and name not in known_names:
                 raise NotACall
         elif key not in _ARGUMENTS_KEYS or is_written or arguments is not None:
             yield from _skip_value(source)
@@ -141,6 +147,25 @@ def _parse_call(source: TurnSource, writer: EventWriter, known_names: Collection
         writer.begin_call(name)
         writer.write_arguments(arguments or "{}")
         writer.end_call()
+
+
+def _parse_call_by_name(source: TurnSource, writer: EventWriter) -> Parse[None]:
+    """A call after its opening brace: the name with the arguments. The first unit was read."""
+    name = yield from _parse_name(source)
+    yield from source.expect(":")
+    if (yield from source.read_visible()) != "{":
+        source.refuse()
+    yield from parse_arguments(source, writer, name)
+    yield from source.expect("}")
+
+
+def _parse_name(source: TurnSource) -> Parse[str]:
+    """The name of a function, a string of which the opening quote was read last."""
+    name = yield from _parse_string(source)
+    # Not printable are also halves of surrogate pairs, which no encoding has.
+    if not name or not name.isprintable():
+        raise NotACall
+    return name
 
 
 def _parse_early_arguments(source: TurnSource) -> Parse[str]:
@@ -171,7 +196,7 @@ def _skip_value(source: TurnSource) -> Parse[None]:
     if source.last in _CLOSING:
         yield from _copy_nested(source, len)
     elif source.last == '"':
-        yield from _copy_string(source, len)
+        yield from copy_string(source, len)
     else:
         yield from _parse_scalar(source)
 
@@ -189,7 +214,7 @@ def _parse_string(source: TurnSource) -> Parse[str]:
     if source.last != '"':
         source.refuse()
     parts: list[str] = []
-    yield from _copy_string(source, parts.append)
+    yield from copy_string(source, parts.append)
     try:
         # Not strict: models write line breaks in strings.
         return str(json.loads("".join(parts), strict=False))

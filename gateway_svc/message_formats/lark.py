@@ -2,11 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway_svc.json_schemas import ANNOTATIONS, WITH_NAMES, WITH_VALUES, restrict_dates
 from svc_common.grammars import JSON_ON_ONE_LINE
+
+MAX_OTHERS = 64
+"""Properties that a schema does not list."""
 
 
 def quoted(text: str) -> str:
@@ -24,6 +27,27 @@ def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any] = JSON_ON_ON
     written = {**_without_annotations(schema), "x-guidance": options}
     restrict_dates(written)
     return f"%json {json.dumps(written, ensure_ascii=False, separators=(',', ':'))}"
+
+
+def in_order(name: str, parts: Sequence[tuple[str, bool]], other: str, separator: str) -> dict[str, str]:
+    """Rules of which that of `name` is a list: these parts in their order, each once, where True stands beside it, or
+    at most once; then any number of `other`, if that is not empty."""
+    rules = {name: f"{name}_from_0"}
+    between = quoted(separator)
+    for index, (part, is_required) in enumerate(parts):
+        then = f"{name}_more_{index + 1}"
+        # The parts from this one on: the first ones of the list, or more of them.
+        rules[f"{name}_from_{index}"] = f"{part} {then}" + ("" if is_required else f" | {name}_from_{index + 1}")
+        rules[f"{name}_more_{index}"] = f"({between} {part}){'' if is_required else '?'} {then}"
+    first = f"({other} ({between} {other}){{0,{MAX_OTHERS - 1}}})?" if other else '""'
+    more = f"({between} {other}){{0,{MAX_OTHERS}}}" if other else '""'
+    return {**rules, f"{name}_from_{len(parts)}": first, f"{name}_more_{len(parts)}": more}
+
+
+def other_keys(pattern: str, listed: Iterable[str]) -> str:
+    """Names that match a pattern and are not listed."""
+    names = "|".join(map(escaped_regex, listed))
+    return f"/{pattern}/ & ~/{names}/" if names else f"/{pattern}/"
 
 
 def _without_annotations(schema: Any) -> Any:

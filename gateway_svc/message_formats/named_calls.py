@@ -10,6 +10,7 @@ from gateway_svc.message_formats.writer import EventWriter
 
 # Names end where white space, a marker or JSON begins.
 _WORD = re.compile(r"[^\s<>\[\]{}\"'`|]+")
+_NUMBER = re.compile(r":\d*$")
 
 
 def parse_named_calls(source: TurnSource, calls: NamedCalls, writer: EventWriter) -> Parse[None]:
@@ -31,7 +32,9 @@ def _parse_call(source: TurnSource, calls: NamedCalls, writer: EventWriter) -> P
         if part is Slot.NAME:
             yield from source.read_visible()
             source.unread()
-            name = yield from source.read_run(_WORD)
+            name = (yield from source.read_run(_WORD)).removeprefix(calls.namespace)
+            if calls.is_numbered:
+                name = _NUMBER.sub("", name)
             if not name:
                 raise NotACall
             yield from _skip_ignored(source, calls)
@@ -39,7 +42,7 @@ def _parse_call(source: TurnSource, calls: NamedCalls, writer: EventWriter) -> P
             if (yield from source.read_visible()) != "{":
                 source.refuse()
             yield from parse_arguments(source, writer, name)
-        else:
+        elif isinstance(part, str):
             yield from source.expect(part.strip())
 
 

@@ -12,7 +12,10 @@
 import re
 from collections.abc import Collection, Sequence
 
+from gateway_svc.message_formats.brace_calls import parse_brace_calls
+from gateway_svc.message_formats.channel_messages import is_header_beginning, parse_messages
 from gateway_svc.message_formats.description import (
+    BraceCalls,
     JsonCalls,
     MessageFormat,
     NamedCalls,
@@ -24,7 +27,7 @@ from gateway_svc.message_formats.events import MessageEvent
 from gateway_svc.message_formats.json_calls import parse_json_calls
 from gateway_svc.message_formats.named_calls import parse_named_calls
 from gateway_svc.message_formats.python_calls import parse_python_calls
-from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, Run, TurnSource
+from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, Run, TurnSource, run_without
 from gateway_svc.message_formats.writer import EventWriter
 from gateway_svc.message_formats.xml_calls import parse_xml_calls
 
@@ -57,16 +60,27 @@ class MessageParser:
         self._hidden = frozenset(hidden_tokens)
         self._source = TurnSource(self._control_markers, self._hidden)
         self._writer = EventWriter(self._source)
-        self._in_reasoning = False
         self._ignored: tuple[str, ...] = ()
         """The marker around the answer that may come next."""
-        self._turn = self._parse_turn(reasoning_is_open)
+        self._channels = self._format.channels
+        self._turn = (
+            self._parse_turn(reasoning_is_open)
+            if self._channels is None
+            else parse_messages(
+                self._source,
+                self._channels,
+                self._writer,
+                self._tools if self._format.tools is not None else {},
+                has_reasoning=self._format.reasoning is not None,
+                is_open=reasoning_is_open,
+            )
+        )
         self._run: Run | None = next(self._turn)
 
     @property
     def in_reasoning(self) -> bool:
         """Whether what comes next is reasoning, or ends it."""
-        return self._in_reasoning
+        return self._writer.in_reasoning
 
     def feed(self, text: str, *, is_control: bool = False) -> list[MessageEvent]:
         """The events of more output: of text, or with `is_control` of one added token, whose literal is `text`."""
@@ -79,10 +93,12 @@ class MessageParser:
     def end(self) -> list[MessageEvent]:
         """The last events, when no more output follows. What may have become a marker or a call is text.
 
-        The end of a call that was cut is among them.
+        The end of a call that was cut is among them. Of a header without its end there is nothing.
         """
         rest = self._source.reject()
-        if self._in_reasoning:
+        if self._channels is not None and self._writer.in_header and is_header_beginning(rest, self._channels):
+            rest = ""
+        if self._writer.in_reasoning:
             self._writer.write_reasoning(rest)
         elif not self._writer.in_call:
             self._writer.write_text(rest)
@@ -125,6 +141,8 @@ class MessageParser:
                 case PythonCalls() as calls:
                     known_names = None if marker else self._tools
                     yield from parse_python_calls(self._source, calls, self._writer, known_names)
+                case BraceCalls() as calls:
+                    yield from parse_brace_calls(self._source, calls, self._writer)
                 case calls:
                     is_marked = marker == calls.begin
                     yield from parse_xml_calls(self._source, calls, self._writer, self._tools, is_marked=is_marked)
@@ -136,18 +154,23 @@ class MessageParser:
     def _parse_reasoning(self, reasoning: ReasoningFormat) -> Parse[str | None]:
         """Reasoning with its end. Returns the marker of calls that ended it, if one did: some models leave the other
         out. Only one that is a token does, since reasoning may be about markers."""
-        self._in_reasoning = True
+        self._writer.in_reasoning = True
         self._writer.add_marker()
         self._source.accept()
+        if reasoning.heading:
+            yield from self._source.read()
+            if (yield from self._source.match((reasoning.heading,))) is None:
+                self._source.unread()
+            self._source.accept()
         calls = () if self._format.tools is None else self._format.tools.calls.begins
         ends = (reasoning.end, *self._control_markers.intersection(calls))
-        run = _run_without(ends)
+        run = run_without(ends)
         while True:
             yield from self._source.read(run)
             if (marker := (yield from self._source.match(ends))) is not None:
                 break
             self._writer.write_reasoning(self._source.reject())
-        self._in_reasoning = False
+        self._writer.in_reasoning = False
         self._writer.add_marker()
         if marker != reasoning.end:
             return marker
@@ -177,7 +200,7 @@ class MessageParser:
                 self._ignored = ()
             self._writer.write_text(self._source.reject())
         begins = (*begins, *(f"\n{each}" for each in line_begin))
-        run = _run_without((*begins, *self._ignored))
+        run = run_without((*begins, *self._ignored))
         while True:
             yield from self._source.read(run)
             if (marker := (yield from self._source.match((*begins, *self._ignored)))) is not None:
@@ -192,9 +215,3 @@ class MessageParser:
         self._writer.add_marker()
         self._source.accept()
         self._ignored = next_ignored
-
-
-def _run_without(markers: Collection[str]) -> Run:
-    """Matches text that no marker begins in."""
-    firsts = {marker[0] for marker in markers}
-    return re.compile(f"[^{''.join(map(re.escape, sorted(firsts)))}]+" if firsts else r"[\s\S]+")

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Collection
 
+from gateway_svc.message_formats.call_ends import parse_end
 from gateway_svc.message_formats.description import PythonCalls
 from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, TurnSource
 from gateway_svc.message_formats.writer import EventWriter
@@ -34,12 +35,25 @@ def parse_python_calls(
 
     Raises NotACall where something else follows, after a call too.
     """
+    if not calls.is_list:
+        yield from _parse_lines(source, calls, writer)
+        return
     yield from source.expect("[")
     yield from _parse_items(source, "]", lambda: _parse_call(source, writer, known_names))
     source.accept()
     if known_names is None:
         yield from source.expect(calls.end)
         writer.add_marker()
+        source.accept()
+
+
+def _parse_lines(source: TurnSource, calls: PythonCalls, writer: EventWriter) -> Parse[None]:
+    """Calls up to the second marker."""
+    while True:
+        yield from source.read_visible()
+        if (yield from parse_end(source, calls.end, writer)):
+            return
+        yield from _parse_call(source, writer, None)
         source.accept()
 
 

@@ -57,6 +57,11 @@ class TurnSource:
         """Puts a unit back that was read and not accepted: the last one, then the one before it."""
         self._unread.append(self._held.pop())
 
+    def unread_marker(self, marker: str) -> None:
+        """Puts the units of a marker back that was matched last."""
+        for _ in range(1 if isinstance(marker, ControlMarker) else len(marker)):
+            self.unread()
+
     def accept(self) -> None:
         """What was read so far is emitted as events, or has no text."""
         self._take_held()
@@ -124,3 +129,9 @@ class TurnSource:
                 self.unread()
                 return text
             text += unit
+
+
+def run_without(markers: Collection[str]) -> Run:
+    """Matches text that no marker begins in."""
+    firsts = {marker[0] for marker in markers}
+    return re.compile(f"[^{''.join(map(re.escape, sorted(firsts)))}]+" if firsts else r"[\s\S]+")

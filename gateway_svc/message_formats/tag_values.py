@@ -6,6 +6,7 @@ one terminal with the closing tag, and what is JSON begins with another characte
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from gateway_svc.message_formats.description import Tool, XmlCalls
@@ -19,6 +20,8 @@ from gateway_svc.message_formats.parameter_values import (
 from gateway_svc.message_formats.schema_types import parameter_types, to_json
 from gateway_svc.message_formats.string_expressions import string_expression
 
+Literal = Callable[[str], str]
+
 _STRING = frozenset({"string"})
 # Values of these types have few texts.
 _WORDS = {"boolean": (True, False), "null": (None,)}
@@ -28,8 +31,11 @@ _BEGINNINGS = {"integer": "0-9-", "number": "0-9-", "object": "{", "array": r"\[
 _READ_AS_WORDS = {"boolean": "(?i:true|false)", "null": "(?i:null|none)"}
 
 
-def tag_value_rules(calls: XmlCalls, tool: Tool, parameter: str | None, schema: Any, name: str) -> dict[str, str]:
+def tag_value_rules(
+    calls: XmlCalls, tool: Tool, parameter: str | None, schema: Any, name: str, literal: Literal
+) -> dict[str, str]:
     """Rules for a value with its closing tag and a line break. That of `name` with `_value` behind it is the whole.
+    `literal` is how the grammar writes a text with markers.
 
     Without the name of a parameter, for a value that the tool's schema does not list. Raises UnsupportedParameters.
     """
@@ -37,22 +43,25 @@ def tag_value_rules(calls: XmlCalls, tool: Tool, parameter: str | None, schema: 
     types = parameter_types(tool.parameters, parameter)
     values = values_of(schema, tool.parameters, types, where)
     writing = _Writing(calls, values, types, where)
+    closing = literal(calls.closing)
     if writing.has_strings:
         terminal = f"{name}_text".upper()
-        alternatives = [terminal, *(f"{each} {quoted(writing.closing)}" for each in writing.json_rules())]
         texts = " | ".join((writing.strings(), *map(quoted, writing.texts())))
-        return {f"{name}_value": " | ".join(alternatives), terminal: f"({texts}) {quoted(writing.closing)}"}
+        if closing != quoted(calls.closing):  # a terminal has no tokens, and ends before one
+            alternatives = [terminal, *writing.json_rules()]
+            return {f"{name}_value": f"({' | '.join(alternatives)}) {closing}", terminal: texts}
+        alternatives = [terminal, *(f"{each} {closing}" for each in writing.json_rules())]
+        return {f"{name}_value": " | ".join(alternatives), terminal: f"({texts}) {closing}"}
     alternatives = [*map(quoted, writing.texts()), *writing.json_rules()]
     if not alternatives:
         raise UnsupportedParameters(f"{where}: no value of it can be written with this model's calls")
-    return {f"{name}_value": f"({' | '.join(alternatives)}) {quoted(writing.closing)}"}
+    return {f"{name}_value": f"({' | '.join(alternatives)}) {closing}"}
 
 
 class _Writing:
     """The texts of the values of one parameter, of which the parser reads each as the value that it stands for."""
 
     def __init__(self, calls: XmlCalls, values: ParameterValues, types: frozenset[str], where: str) -> None:
-        self.closing = f"\n{calls.parameter_end}\n"
         self._calls = calls
         self._values = values
         self._types = types
@@ -93,7 +102,7 @@ class _Writing:
 
     def strings(self) -> str:
         """The body of a terminal for the strings that are not constants."""
-        line = rf"((?s:.*)\n)?({escaped_regex(self._calls.parameter)}|{escaped_regex(self._calls.function_end)})"
+        line = rf"((?s:.*)\n)?({escaped_regex(self._calls.parameter)}|{escaped_regex(self._calls.last_tag)})"
         excluded = [f"(?s:.*){escaped_regex(self._calls.parameter_end)}(?s:.*)", f"{line}(?s:.*)"]
         if self._is_any_text:
             return f"(/(?s:.*)/ & {_none_of(excluded)})"

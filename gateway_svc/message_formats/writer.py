@@ -26,10 +26,14 @@ class EventWriter:
         self._num_calls = 0
         self.in_call = False
         """Whether a call has begun and not ended."""
+        self.in_reasoning = False
+        """Whether what comes next is reasoning, or ends it."""
+        self.in_header = False
+        """Whether the header of a message has begun and not ended."""
 
     def take(self) -> list[MessageEvent]:
         """The events since the previous call, with adjacent deltas joined."""
-        events = join_events(self._events)
+        events = join_events(self._events, keeps_places=True)
         self._events.clear()
         return events
 
@@ -42,6 +46,12 @@ class EventWriter:
     def add_marker(self) -> None:
         self._text.add_marker()
         self._reasoning.add_marker()
+
+    def end_message(self) -> None:
+        """A message of the turn has ended. Text after it begins on a line of its own, and so does reasoning."""
+        self.add_marker()
+        self._text.divide()
+        self._reasoning.divide()
 
     def begin_call(self, name: str) -> None:
         self.add_marker()
@@ -79,14 +89,18 @@ class _Prose:
         self._space: list[str] = []
         self._has_begun = False
         self._is_after_marker = False
+        self._divider: MessageEvent | None = None
 
     def write(self, text: str) -> None:
         body = text.rstrip(_SPACE)
         space = text[len(body) :]
         if body:
             body = "".join((*self._space, body))
-            if self._is_after_marker and not self._has_begun:
+            if self._is_after_marker and (self._divider is not None or not self._has_begun):
                 body = body.lstrip(_SPACE)
+            if self._divider is not None:
+                self._events.append(self._divider)
+                self._divider = None
             self._events.append(self._event(body, len(space)))
             self._space.clear()
             self._has_begun = True
@@ -97,6 +111,10 @@ class _Prose:
     def add_marker(self) -> None:
         self._space.clear()
         self._is_after_marker = True
+
+    def divide(self) -> None:
+        if self._has_begun:
+            self._divider = self._event("\n", 0)
 
     def flush(self) -> None:
         if self._space and not self._is_after_marker:

@@ -14,7 +14,11 @@ from gateway_svc.message_formats.schema_types import parameter_types, to_json
 from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, TurnSource
 from gateway_svc.message_formats.writer import EventWriter
 
-_NAME = re.compile(r"[^>\n]+")
+# Names of parameters, and of functions in tags, end with their tag or the line; others where white space, a marker or
+# JSON begins.
+_NAME = re.compile(r"[^>\"\n]+")
+_KEY_BEFORE_TAG = re.compile(r"[^<>\n]+")
+_WORD = re.compile(r"[^\s<>\[\]{}\"'`|]+")
 _IN_VALUE = re.compile(r"[^<\n]+")
 
 
@@ -27,12 +31,14 @@ def parse_xml_calls(
     """
     is_begun = not is_marked
     while True:
-        if not is_begun:
+        if not is_begun and calls.function:
             yield from source.expect(calls.function)
         is_begun = False
-        name = yield from _parse_name(source)
+        name = yield from _parse_function(source, calls)
         if not is_marked and name not in tools:
             raise NotACall
+        if not calls.function:  # a name without a tag of its own is one if a tag follows
+            source.unread_marker((yield from source.expect(calls.parameter, calls.last_tag)))
         writer.begin_call(name)
         writer.write_arguments("{")
         source.accept()
@@ -40,22 +46,37 @@ def parse_xml_calls(
         writer.write_arguments("}")
         writer.end_call()
         source.accept()
+        if not calls.function_end:
+            return
         yield from source.read_visible()
         if (yield from parse_end(source, calls.end, writer)):
             return
         source.unread()
 
 
-def _parse_name(source: TurnSource) -> Parse[str]:
-    name = (yield from source.read_run(_NAME)).strip()
-    yield from source.expect(">")
+def _parse_function(source: TurnSource, calls: XmlCalls) -> Parse[str]:
+    if not calls.function:
+        yield from source.read_visible()
+        source.unread()
+    name = (yield from source.read_run(_NAME if calls.function else _WORD)).strip()
+    if calls.name_end:
+        yield from source.expect(calls.name_end)
     if not name:
         raise NotACall
     return name
 
 
+def _parse_key(source: TurnSource, calls: XmlCalls) -> Parse[str]:
+    key = (yield from source.read_run(_KEY_BEFORE_TAG if calls.key_end[0][0] == "<" else _NAME)).strip()
+    for literal in calls.key_end:
+        yield from source.expect(literal)
+    if not key:
+        raise NotACall
+    return key
+
+
 def _parse_parameters(source: TurnSource, calls: XmlCalls, writer: EventWriter, tool: Tool) -> Parse[None]:
-    """All parameters, with the closing tag of the function."""
+    """All parameters, with the tag after them."""
     separator = ""
 
     def write(fragment: str) -> None:
@@ -65,10 +86,10 @@ def _parse_parameters(source: TurnSource, calls: XmlCalls, writer: EventWriter, 
     def write_string(text: str) -> None:
         write(json.dumps(text, ensure_ascii=False)[1:-1])
 
-    tags = (calls.parameter, calls.function_end)
+    tags = (calls.parameter, calls.last_tag)
     tag = yield from source.expect(*tags)
-    while tag != calls.function_end:
-        name = yield from _parse_name(source)
+    while tag != calls.last_tag:
+        name = yield from _parse_key(source, calls)
         types = parameter_types(tool.parameters, name)
         key = f"{separator}{json.dumps(name, ensure_ascii=False)}: "
         separator = ", "
@@ -88,12 +109,13 @@ def _copy_value(source: TurnSource, calls: XmlCalls, sink: Callable[[str], objec
 
     Raises NotACall at another marker.
     """
-    ends = (calls.parameter_end, f"\n{calls.parameter_end}", f"\n{calls.parameter}", f"\n{calls.function_end}")
+    tags = (calls.parameter, calls.last_tag)
+    spelled = (*((f"\n{calls.parameter_end}",) if calls.value_break else ()), *(f"\n{tag}" for tag in tags))
     is_first = True
     while True:
         unit = yield from source.read(_IN_VALUE)
-        end = yield from source.match(ends)
-        if end == ends[-1] and not (yield from _is_function_over(source, calls)):
+        end = yield from source.match((calls.parameter_end, *spelled, *(tags if calls.has_token_tags else ())))
+        if end is not None and end == spelled[-1] and not (yield from _is_function_over(source, calls)):
             for _ in end[1:]:
                 source.unread()
             end = None
@@ -101,13 +123,15 @@ def _copy_value(source: TurnSource, calls: XmlCalls, sink: Callable[[str], objec
             return end.removeprefix("\n")
         if isinstance(unit, ControlMarker):
             source.refuse()
-        if not (is_first and unit == "\n"):
+        if not (is_first and unit == calls.value_break):
             sink(unit)
         is_first = False
 
 
 def _is_function_over(source: TurnSource, calls: XmlCalls) -> Parse[bool]:
     """Whether the end of the calls or another function comes next, after any white space. It is not read."""
+    if not calls.function_end:
+        return True
     num_read = 0
     while True:
         unit = yield from source.read()

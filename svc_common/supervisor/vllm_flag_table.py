@@ -1,6 +1,6 @@
 """What `quire serve` does with each flag of `vllm serve` of vLLM 0.32 and 0.33. docs/from-vllm.md is made from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from svc_common.supervisor.vllm_flags import (
@@ -23,6 +23,38 @@ from svc_common.supervisor.vllm_values import OneOf, origins, size, size_or_unse
 _DTYPES = {name: name for name in ("auto", "float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
 _KV_DTYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "int8": "int8"}
 _LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warning": "warning", "error": "error"}
+
+# Parsers whose models write a format that has another name here.
+_TOOL_PARSERS = {
+    "openai": "harmony",
+    "glm47": "glm45",
+    "qwen3_xml": "qwen3_coder",
+    "mimo": "qwen3_coder",
+    **dict.fromkeys(("granite4", "ernie45"), "hermes"),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
+    "jamba": "hunyuan_a13b",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+}
+_REASONING_PARSERS = {
+    "openai_gptoss": "harmony",
+    "ernie45": "granite",
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
+    **dict.fromkeys(
+        ("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "olmo3", "qwen3"),
+        "think",
+    ),
+}
+
+
+def _names(parsers: Mapping[str, str]) -> str:
+    """What other names of parsers stand for."""
+    by_format: dict[str, list[str]] = {}
+    for parser, name in parsers.items():
+        by_format.setdefault(name, []).append(f"`{parser}`")
+    groups = ((", ".join(names), "is" if len(names) == 1 else "are", name) for name, names in by_format.items())
+    return "; ".join(f"{names} {verb} `{name}`" for names, verb, name in groups)
+
 
 SERVED: tuple[VllmFlag, ...] = (
     FlagFile(
@@ -67,14 +99,14 @@ SERVED: tuple[VllmFlag, ...] = (
     Value(
         "--tool-call-parser",
         "QUIRE_TOOL_FORMAT",
-        "its names; `qwen3_xml` is `qwen3_coder`. Unset: as the chat template shows it",
-        OneOf({"qwen3_xml": "qwen3_coder"}, others=True),
+        f"its names, and: {_names(_TOOL_PARSERS)}. Unset: as the chat template shows it",
+        OneOf(_TOOL_PARSERS, others=True),
     ),
     Value(
         "--reasoning-parser",
         "QUIRE_REASONING_FORMAT",
-        "its names; `deepseek_r1`, `deepseek_v3` and `qwen3` are `think`. Unset: as the chat template shows it",
-        OneOf(dict.fromkeys(("deepseek_r1", "deepseek_v3", "qwen3"), "think"), others=True),
+        f"its names, and: {_names(_REASONING_PARSERS)}. Unset: as the chat template shows it",
+        OneOf(_REASONING_PARSERS, others=True),
     ),
     # Clients.
     Value("--host", "QUIRE_HOST", "unset: 127.0.0.1, where vLLM listens on all addresses"),

@@ -272,6 +272,162 @@ _DEEPSEEK_V31 = """\
     {{- '<｜Assistant｜>' + ('<think>' if thinking is defined and thinking else '</think>') }}
 {%- endif %}"""
 
+# gpt-oss: a message has one call, and text or reasoning before it. Tools and parameters must have a description.
+_HARMONY = """\
+{%- macro system() -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}{%- endif %}
+    {{- 'You are ChatGPT.\\nReasoning: ' + reasoning_effort + '\\n\\n# Valid channels: analysis, commentary, final.' }}
+    {{- "\\nCalls to these tools must go to the commentary channel: 'functions'." }}
+{%- endmacro -%}
+{{- '<|start|>system<|message|>' + system() + '<|end|>' }}
+{%- if messages[0].role == 'developer' or messages[0].role == 'system' %}
+    {%- set instructions = messages[0].content %}{%- set messages = messages[1:] %}
+{%- else %}{%- set instructions = '' %}
+{%- endif %}
+{%- if instructions or tools %}
+    {{- '<|start|>developer<|message|># Instructions\\n\\n' + instructions }}
+    {%- if tools %}
+        {{- '\\n\\n# Tools\\n\\nnamespace functions {\\n\\n' }}
+        {%- for tool in tools %}
+            {{- '// ' + tool.function.description + '\\ntype ' + tool.function.name + ' = (_: {\\n' }}
+            {%- for name, schema in tool.function.parameters.properties.items() %}
+                {{- '// ' + schema.description + '\\n' + name + ': ' + (schema.type or 'any') + ',\\n' }}
+            {%- endfor %}
+            {{- '}) => any;\\n\\n' }}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- if 'tool_calls' in message %}
+            {%- set call = message.tool_calls[0].function %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception('Cannot pass both content and thinking in a message with tool calls!') }}
+            {%- elif message.content or message.thinking %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) }}
+                {{- '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+            {{- call.arguments | tojson + '<|call|>' }}
+            {%- set last.name = call.name %}
+        {%- else %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- else %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+# GLM-4.6: the tags of parameters are tokens.
+_GLM = """\
+[gMASK]<sop>
+{%- if tools %}
+    {{- '<|system|>\\n<tools>\\n' }}
+    {%- for tool in tools %}{{- tool | tojson(ensure_ascii=False) + '\\n' }}{%- endfor %}
+    {{- '</tools>\\n<tool_call>{function-name}\\n<arg_key>{key}</arg_key>\\n<arg_value>{value}</arg_value>' }}
+    {{- '\\n...\\n</tool_call>' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{{- '<|user|>\\n' + m.content }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|assistant|>\\n<think>' + (m.reasoning_content or '') + '</think>\\n' + m.content }}
+        {%- for call in m.tool_calls or [] %}
+            {{- '\\n<tool_call>' + call.function.name + '\\n' }}
+            {%- for k, v in call.function.arguments.items() %}
+                {{- '<arg_key>' + k + '</arg_key>\\n<arg_value>' + (v if v is string else v | tojson) }}
+                {{- '</arg_value>\\n' }}
+            {%- endfor %}
+            {{- '</tool_call>' }}
+        {%- endfor %}
+    {%- elif m.role == 'tool' %}{{- '<|observation|>\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+    {%- else %}{{- '<|system|>\\n' + m.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+
+_MINIMAX = """\
+{%- set begin = '<minimax:tool_call>' %}
+{{- ']~!b[]~b]system\\nYou are a helpful assistant.' }}
+{%- if tools %}
+    {%- for tool in tools %}{{- '\\n<tool>' + tool.function | tojson + '</tool>' }}{%- endfor %}
+    {{- '\\n' + begin + '\\n<invoke name="tool">\\n<parameter name="key">value</parameter>\\n</invoke>' }}
+{%- endif %}
+{{- '[e~[\\n' }}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- ']~b]ai\\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- message.content }}
+        {%- if message.tool_calls %}
+            {{- '\\n' + begin + '\\n' }}
+            {%- for call in message.tool_calls %}
+                {{- '<invoke name="' + call.function.name + '">\\n' }}
+                {%- for k, v in call.function.arguments | items %}
+                    {{- '<parameter name="' + k + '">' + (v if v is string else v | tojson) + '</parameter>\\n' }}
+                {%- endfor %}
+                {{- '</invoke>\\n' }}
+            {%- endfor %}
+            {{- '</minimax:tool_call>' }}
+        {%- endif %}
+        {{- '[e~[\\n' }}
+    {%- elif message.role == 'tool' %}{{- ']~b]tool\\n<response>' + message.content + '</response>[e~[\\n' }}
+    {%- else %}{{- ']~b]' + message.role + '\\n' + message.content + '[e~[\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- ']~b]ai\\n<think>\\n' }}{%- endif %}"""
+
+_SEED = """\
+{%- for tool in tools or [] %}{{- '<seed:bos>system\\ndef ' + tool | tojson + '<seed:eos>' }}{%- endfor %}
+{%- if tools %}{{- '<seed:tool_call>\\n<function=f>\\n<parameter=p>value_1</parameter>\\n</function>' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<seed:bos>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}
+        {{- '<seed:think>' + message.reasoning_content + '</seed:think>\\n' }}
+    {%- endif %}
+    {{- message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<seed:tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for k, v in call.function.arguments | items %}
+            {{- '<parameter=' + k + '>' + (v if v is string else v | string) + '</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</seed:tool_call>' }}
+    {%- endfor %}
+    {{- '<seed:eos>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<seed:bos>assistant\\n' }}{%- endif %}"""
+
+# Kimi K2: the name of a call stands in its id alone.
+_KIMI = """\
+{%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' + tools | tojson + '<|im_end|>' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'assistant' %}
+        {{- '<|im_assistant|>assistant<|im_middle|><think>' + message.get('reasoning_content', '') + '</think>' }}
+        {{- message['content'] }}
+        {%- if message.get('tool_calls') %}
+            {{- '<|tool_calls_section_begin|>' }}
+            {%- for call in message['tool_calls'] %}
+                {{- '<|tool_call_begin|>' + call['id'] + '<|tool_call_argument_begin|>' }}
+                {{- call['function']['arguments'] | tojson + '<|tool_call_end|>' }}
+            {%- endfor %}
+            {{- '<|tool_calls_section_end|>' }}
+        {%- endif %}
+    {%- elif message['role'] == 'tool' %}
+        {{- '<|im_system|>tool<|im_middle|>## Return of ' + message.tool_call_id + '\\n' + message['content'] }}
+    {%- else %}
+        {{- '<|im_' + message['role'] + '|>' + message['role'] + '<|im_middle|>' + message['content'] }}
+    {%- endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}"""
+
 _SMOLLM2 = """\
 {% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
@@ -280,6 +436,143 @@ You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 '}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""
 
+
+def _chatml(calls: str, thought: tuple[str, str] = ("", "")) -> str:
+    """A template in which an assistant's message has reasoning between two markers, text, and what `calls` writes."""
+    begin, end = thought
+    return f"""\
+{{%- if tools %}}{{{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}}}{{%- endif %}}
+{{%- for message in messages %}}
+    {{{{- '<|im_start|>' + message.role + '\\n' }}}}
+    {{%- if message.reasoning_content %}}{{{{- '{begin}' + message.reasoning_content + '{end}' }}}}{{%- endif %}}
+    {{{{- message.content }}}}
+    {{%- if message.tool_calls %}}{calls}{{%- endif %}}
+    {{{{- '<|im_end|>\\n' }}}}
+{{%- endfor %}}
+{{%- if add_generation_prompt %}}{{{{- '<|im_start|>assistant\\n' }}}}{{%- endif %}}"""
+
+
+def _array_of(call: str, opening: str, closing: str, separator: str = ", ") -> str:
+    """Calls as `call` writes the function `f`, the number `n`."""
+    return (
+        f"{{{{- '{opening}' }}}}{{%- for one in message.tool_calls %}}"
+        f"{{%- set f = one.function %}}{{%- set n = loop.index0 | string %}}{{{{- {call} }}}}"
+        f"{{%- if not loop.last %}}{{{{- '{separator}' }}}}{{%- endif %}}{{%- endfor %}}{{{{- '{closing}' }}}}"
+    )
+
+
+_JSON_CALL = """'{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}'"""
+_THINK_MARKERS = ("<think>", "</think>")
+# By the name of the family: its template, and markers that are special and that are not.
+_IN_CHATML: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "command r7b": (
+        _chatml(
+            _array_of(
+                """'{"tool_call_id": "' + n + '", "tool_name": "' + f.name + '", "parameters": '
+                + f.arguments | tojson + '}'""",
+                "<|START_ACTION|>[\\n    ",
+                "\\n]<|END_ACTION|>",
+                ",\\n    ",
+            )
+            + "{{- '' if message.tool_calls else '<|START_RESPONSE|><|END_RESPONSE|>' }}",
+            ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ),
+        (
+            *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+            *("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ),
+        (),
+    ),
+    "apertus": (
+        _chatml(
+            _array_of("""'{"' + f.name + '": ' + f.arguments + '}'""", "<|tools_prefix|>[", "]<|tools_suffix|>"),
+            ("<|inner_prefix|>", "<|inner_suffix|>"),
+        ),
+        ("<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+        (),
+    ),
+    "hunyuan": (
+        _chatml(
+            _array_of(_JSON_CALL, "<tool_calls>[", "]</tool_calls>") + "{{- '' or '<answer></answer>'[:0] }}",
+            _THINK_MARKERS,
+        ),
+        (),
+        (),
+    ),
+    "longcat": (
+        _chatml(
+            _array_of(
+                _JSON_CALL,
+                "<longcat_tool_call>\\n",
+                "\\n</longcat_tool_call>",
+                "\\n</longcat_tool_call>\\n<longcat_tool_call>\\n",
+            ),
+            ("<longcat_think>", "</longcat_think>"),
+        ),
+        (),
+        ("<longcat_tool_call>", "</longcat_tool_call>", "<longcat_think>", "</longcat_think>"),
+    ),
+    "nemotron nano 2": (_chatml(_array_of(_JSON_CALL, "<TOOLCALL>[", "]</TOOLCALL>"), _THINK_MARKERS), (), ()),
+    "phi-4-mini": (
+        _chatml(_array_of(_JSON_CALL, "<|tool_call|>[", "]<|/tool_call|>")),
+        ("<|tool_call|>", "<|/tool_call|>"),
+        (),
+    ),
+    "phi-4-mini, vllm": (_chatml(_array_of(_JSON_CALL, "functools[", "]")), (), ()),
+    "olmo 3": (
+        _chatml(
+            _array_of(
+                """f.name + '(' + (f.arguments | items | map('join', '=') | join(', ')) + ')'""",
+                "<function_calls>\\n",
+                "\\n</function_calls>",
+                "\\n",
+            ),
+            _THINK_MARKERS,
+        ),
+        (),
+        (),
+    ),
+    "lfm2.5": (
+        _chatml(
+            _array_of(
+                """f.name + '(' + (f.arguments | items | map('join', '=') | join(', ')) + ')'""",
+                "<|tool_call_start|>[",
+                "]<|tool_call_end|>",
+            )
+        ),
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        (),
+    ),
+    "gemma 4": (
+        _chatml(
+            _array_of(
+                """'<|tool_call>call:' + f.name + '{' + (f.arguments | items | map('join', ':<|"|>') | join('<|"|>,'))
+                + '<|"|>}<tool_call|>'""",
+                "",
+                "",
+                "",
+            ),
+            ("<|channel>thought\\n", "<channel|>"),
+        ),
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+        (),
+    ),
+    "functiongemma": (
+        _chatml(
+            _array_of(
+                """'<start_function_call>call:' + f.name + '{'
+                + (f.arguments | items | map('join', ':<escape>') | join('<escape>,'))
+                + '<escape>}<end_function_call>'""",
+                "",
+                "",
+                "",
+            )
+        ),
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+        (),
+    ),
+    "xlam": (_chatml(_array_of(_JSON_CALL, "[", "]")) + "{#- #}{{- 'Salesforce xLAM'[:0] }}", (), ()),
+}
 _QWEN_MARKERS = [
     *special("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *ordinary("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -311,6 +604,26 @@ _DEEPSEEK_MARKERS = [
     ),
     *ordinary("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
 ]
+_GLM_MARKERS = [
+    *special("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    *ordinary("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *ordinary("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+]
+_MINIMAX_MARKERS = [
+    *special("]~!b[", "]~b]", "[e~["),
+    *ordinary("<minimax:tool_call>", "</minimax:tool_call>", "<think>", "</think>"),
+]
+_KIMI_MARKERS = [
+    *special("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"),
+    *ordinary("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+    *ordinary("<|tool_call_argument_begin|>", "<think>", "</think>"),
+]
+_SEED_MARKERS = special(
+    *("<seed:bos>", "<seed:eos>", "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>")
+)
+_HARMONY_MARKERS = special(
+    *("<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>"),
+)
 _DEEPSEEK_V31_MARKERS = [*_DEEPSEEK_MARKERS, *ordinary("<think>", "</think>")]
 
 
@@ -339,6 +652,17 @@ TOOL_FAMILIES = {
         ),
         _family("granite 3.3", _GRANITE, lambda: byte_level(_GRANITE_MARKERS)),
         _family("llama3.2", _PYTHONIC, lambda: byte_level(_LLAMA3_MARKERS), {"bos_token": "<|begin_of_text|>"}),
+        _family("glm 4.6", _GLM, lambda: byte_level(_GLM_MARKERS)),
+        _family("kimi k2", _KIMI, lambda: byte_level(_KIMI_MARKERS)),
+        _family("minimax m2", _MINIMAX, lambda: byte_level(_MINIMAX_MARKERS)),
+        _family("seed-oss", _SEED, lambda: byte_level(_SEED_MARKERS)),
+        *(
+            _family(name, source, lambda marks=(hidden, shown): byte_level(  # type: ignore[misc]
+                [*special("<|im_start|>", "<|im_end|>", *marks[0]), *ordinary(*marks[1])]
+            ))
+            for name, (source, hidden, shown) in _IN_CHATML.items()
+        ),
+        _family("gpt-oss", _HARMONY, lambda: byte_level(_HARMONY_MARKERS)),
     )
 }  # fmt: skip
 """Those whose templates take tools."""

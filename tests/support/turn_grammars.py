@@ -9,13 +9,14 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from gateway_svc.message_formats.description import BraceCalls, MessageFormat, PythonCalls, XmlCalls
 from gateway_svc.message_formats.events import MessageEvent, ToolArgumentsDelta, ToolCallBegin, join_events
-from gateway_svc.message_formats.formats import TOOL_FORMATS
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.grammar import ReasoningRule, TurnGrammar
 from gateway_svc.message_formats.layout import write_calls
 from gateway_svc.message_formats.parser import MessageParser
 
-_END = "<|end|>"
+_END = "<|endoftext|>"
 
 Call = tuple[str, dict[str, Any]]
 """Name and arguments."""
@@ -82,9 +83,20 @@ class Vocabulary:
 
 
 ALL_MARKERS = sorted(
-    {marker for one in TOOL_FORMATS.values() for marker in one.calls.markers} | {"<think>", "</think>"}
+    {marker for one in TOOL_FORMATS.values() for marker in one.calls.markers}
+    | {marker for one in REASONING_FORMATS.values() for marker in one.markers}
 )
+BY_PARAMETER = tuple(
+    name for name, one in TOOL_FORMATS.items() if isinstance(one.calls, BraceCalls | PythonCalls | XmlCalls)
+)
+"""Formats in which each parameter is written by itself."""
 VOCABULARIES = {"tokens": Vocabulary.of([_END, *ALL_MARKERS]), "text": Vocabulary.of([_END])}
+
+
+def with_reasoning(name: str) -> MessageFormat:
+    """The format of calls of this name, beside one of reasoning that a model may have with it."""
+    found = (MessageFormat(TOOL_FORMATS[name], REASONING_FORMATS[one]) for one in ("think", "harmony"))
+    return next(one for one in found if one.is_consistent)
 
 
 def calls_of(events: Sequence[MessageEvent]) -> list[Call]:

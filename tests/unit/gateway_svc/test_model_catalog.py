@@ -129,14 +129,24 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are(several: Path)
     [
         ('chat_template = "{% if %}"', BadSetting, "QUIRE_CHAT_TEMPLATE does not parse"),
         ('chat_template = "gone.jinja"', BadSetting, "QUIRE_CHAT_TEMPLATE: "),
-        ('tool_format = "harmony"', BadSetting, "QUIRE_TOOL_FORMAT: harmony is not one of auto, none, qwen3_coder, "),
+        ('tool_format = "x"', BadSetting, "QUIRE_TOOL_FORMAT: x is not one of auto, none, glm45, "),
         (
             'reasoning_format = "x"',
             BadSetting,
-            "QUIRE_REASONING_FORMAT: x is not one of auto, none, granite, think, mistral",
+            "QUIRE_REASONING_FORMAT: x is not one of auto, none, granite, think, ",
         ),
         ('generation_config = "gone"', BadSetting, "QUIRE_GENERATION_CONFIG is "),
         ("override_generation_config = { top_p = 2 }", BadSetting, "QUIRE_OVERRIDE_GENERATION_CONFIG: top_p must be"),
+        (
+            'tool_format = "harmony"\nreasoning_format = "think"',
+            BadSetting,
+            "QUIRE_TOOL_FORMAT is harmony and QUIRE_REASONING_FORMAT think: ",
+        ),
+        (
+            'tool_format = "hermes"\nreasoning_format = "harmony"',
+            BadSetting,
+            "QUIRE_TOOL_FORMAT is hermes and QUIRE_REASONING_FORMAT harmony: ",
+        ),
         ('tokenizer = "./gone"', ModelNotFound, "QUIRE_TOKENIZER: "),
     ],
 )

@@ -23,6 +23,7 @@ from gateway_svc.validated_request import SpecialTokens, StopText
 from gateway_svc.vocabulary import Vocabulary
 from gateway_values import make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
 from scripted_scheduler import cut_end, length_end, stop_end
 from tool_families import CALLING_FAMILIES, TOOL_FAMILIES, tool
 
@@ -155,6 +156,21 @@ def joined(*chunks: Chunk) -> tuple[str, str, list[ToolCallDelta]]:
     """What a client makes of pieces."""
     (whole,) = merge_chunks([replace(chunk, tool_calls=[replace(one) for one in chunk.tool_calls]) for chunk in chunks])
     return whole.text, whole.reasoning, whole.tool_calls
+
+
+def test_the_tokens_of_text_are_not_those_of_headers() -> None:
+    """Two messages of text are divided by a line break that no token has."""
+    written = "<|channel|>commentary<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    tokenizer = CALLING_FAMILIES["gpt-oss"].tokenizer
+    token_ids = tokenizer.encode(written, add_special_tokens=False).ids
+    made = rendering("gpt-oss", logprobs=0)
+    sequence = SequenceOutput(0, vocabulary("gpt-oss"), made, ResumePosition(), chunk_per_token=True)
+    logprobs = [worker_v1.TokenLogprobs(logprob=-0.5)] * len(token_ids)
+    sequence.extend(scheduler_v1.Tokens(token_ids=token_ids, logprobs=logprobs, end=length_end()))
+    chunks = sequence.pop_pending()
+    assert "".join(chunk.text for chunk in chunks) == "So.\nYes."
+    named = [token_ids[token] for chunk in chunks for token in chunk.text_tokens]
+    assert tokenizer.decode(named, skip_special_tokens=False) == "So.Yes."
 
 
 def test_ids_are_the_same_everywhere_and_differ_between_calls_sequences_and_requests() -> None:

@@ -19,7 +19,7 @@ from gateway_svc.field_paths import contract_field_path
 from gateway_svc.message_formats.formats import AUTO, TOOL_FORMATS, choose_format
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.tokenizer import ModelTokenizer
-from gateway_svc.tool_forms import CallForm, ToolForms
+from gateway_svc.tool_forms import CallForm, CallIds, IdForm, ToolForms
 from gateway_svc.validation import ROLES
 from svc_common.model_settings import ModelSettings
 from tiny_model import make_model_directory
@@ -77,20 +77,37 @@ def messages_of(arguments: Any, content: str | None, call_id: str) -> list[dict[
 
 
 FORMS = {
-    "hermes": (CallForm(False, False, False), (ARGUMENTS, None, ID)),
-    "llama3.1": (CallForm(False, False, False), (ARGUMENTS, None, ID)),
-    "mistral v3": (CallForm(False, False, True), (ARGUMENTS, None, CallForm(False, False, True).id(ID))),
-    "deepseek v3": (CallForm(True, True, False), (json.dumps(ARGUMENTS, ensure_ascii=False), None, ID)),
-    "qwen3-coder": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
-    "mistral small 3.2": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
-    "granite 3.3": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
-    "llama3.2": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
+    "hermes": (CallForm(), (ARGUMENTS, None, ID)),
+    "llama3.1": (CallForm(has_one_call=True), (ARGUMENTS, None, ID)),
+    "mistral v3": (CallForm(ids=IdForm.SHORT), (ARGUMENTS, None, CallIds(IdForm.SHORT).of_result(ID))),
+    "deepseek v3": (CallForm(True, True, has_text_apart=True), (json.dumps(ARGUMENTS, ensure_ascii=False), None, ID)),
+    "qwen3-coder": (CallForm(), (ARGUMENTS, "", ID)),
+    "mistral small 3.2": (CallForm(), (ARGUMENTS, "", ID)),
+    "granite 3.3": (CallForm(), (ARGUMENTS, "", ID)),
+    "llama3.2": (CallForm(), (ARGUMENTS, "", ID)),
+    "apertus": (CallForm(True), (json.dumps(ARGUMENTS, ensure_ascii=False), "", ID)),
+    "command r7b": (CallForm(), (ARGUMENTS, "", ID)),
+    "hunyuan": (CallForm(), (ARGUMENTS, "", ID)),
+    "longcat": (CallForm(), (ARGUMENTS, "", ID)),
+    "nemotron nano 2": (CallForm(), (ARGUMENTS, "", ID)),
+    "phi-4-mini": (CallForm(), (ARGUMENTS, "", ID)),
+    "phi-4-mini, vllm": (CallForm(), (ARGUMENTS, "", ID)),
+    "olmo 3": (CallForm(), (ARGUMENTS, "", ID)),
+    "lfm2.5": (CallForm(), (ARGUMENTS, "", ID)),
+    "xlam": (CallForm(), (ARGUMENTS, "", ID)),
+    "gemma 4": (CallForm(), (ARGUMENTS, "", ID)),
+    "functiongemma": (CallForm(), (ARGUMENTS, "", ID)),
+    "glm 4.6": (CallForm(), (ARGUMENTS, "", ID)),
+    "kimi k2": (CallForm(ids=IdForm.NAMED), (ARGUMENTS, "", "functions.get_weather:0")),
+    "minimax m2": (CallForm(), (ARGUMENTS, "", ID)),
+    "seed-oss": (CallForm(), (ARGUMENTS, "", ID)),
+    "gpt-oss": (CallForm(has_one_call=True, has_one_text=True), (ARGUMENTS, "", ID)),
 }
 
 
 @families
 def test_a_template_takes_tools_and_calls_in_its_form(family: Family) -> None:
-    assert ToolForms.of(family.template) == ToolForms(True, FORMS[family.name][0])
+    assert ToolForms.of(family.template) == ToolForms(True, FORMS[family.name][0], family.name == "gpt-oss")
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -118,7 +135,8 @@ def test_a_template_that_leaves_calls_out_takes_none() -> None:
 def test_a_chat_with_tools_calls_and_results_is_encoded_as_in_transformers(family: Family) -> None:
     # A literal of a control token in a client's string would be text.
     messages = messages_of(*FORMS[family.name][1])
-    assert encode(family, prompt()) == reference(family, messages, tools=TOOLS)
+    tools = ToolForms.of(family.template).written(TOOLS)
+    assert encode(family, prompt()) == reference(family, messages, tools=tools)
 
 
 @families
@@ -197,8 +215,70 @@ def test_literals_in_tools_and_calls_are_text(family: Family) -> None:
     assert found == expected
 
 
+def messages_of_two_calls() -> list[ChatMessage]:
+    calls = tuple(ToolCall(name, "{}", f"call_{name}") for name in ("get_weather", "get_time"))
+    return [
+        ChatMessage("user", "Weather?"),
+        ChatMessage("assistant", "I look.", calls, reasoning="Hm."),
+        ChatMessage("tool", "late", tool_call_id="call_get_time"),
+        ChatMessage("tool", "sunny", tool_call_id="call_get_weather"),
+        ChatMessage("user", "Thanks."),
+    ]
+
+
+def rendered(family: str, chat: ChatPrompt) -> str:
+    template = TOOL_FAMILIES[family].template
+    validator = ChatValidator(template, ROLES, choose_format(AUTO, AUTO, template.constants))
+    return template.render(validator.template_chat(chat, FieldChecker(contract_field_path)))
+
+
+def test_a_template_of_one_call_a_message_gets_each_call_before_its_result() -> None:
+    """gpt-oss's template leaves other calls out, and rejects text beside reasoning."""
+    _, _, turn = rendered("gpt-oss", prompt(messages=messages_of_two_calls())).partition("Weather?<|end|>")
+    assert turn == (
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.\n\nI look.<|end|>"
+        "<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{}<|call|>"
+        '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"sunny"<|end|>'
+        "<|start|>assistant to=functions.get_time<|channel|>commentary json<|message|>{}<|call|>"
+        '<|start|>functions.get_time to=assistant<|channel|>commentary<|message|>"late"<|end|>'
+        "<|start|>user<|message|>Thanks.<|end|><|start|>assistant"
+    )
+    _, _, turn = rendered("llama3.1", prompt(messages=messages_of_two_calls())).rpartition("Weather?")
+    assert turn.index("get_weather") < turn.index("sunny") < turn.index("get_time") < turn.index("late")
+
+
+def test_results_that_no_call_has_come_last() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}, {"id": "b"}]}
+    results = [{"role": "tool", "tool_call_id": name} for name in ("c", "b", "b")]
+    messages = CallForm(has_one_call=True).messages([call, *results])
+    assert [[one["id"] for one in each.get("tool_calls", ())] or each["tool_call_id"] for each in messages] == [
+        *(["a"], ["b"], "b", "b", "c"),
+    ]
+
+
+def test_a_template_that_needs_descriptions_gets_them() -> None:
+    tools = [ClientTool("get_weather", None, json.dumps({"properties": {"city": {"type": "string"}, "any": True}}))]
+    text = rendered("gpt-oss", prompt(messages=[ChatMessage("user", "a")], tools=[tools[0]][:1]))
+    assert "// \ntype get_weather = (_: {\n// \ncity: string,\n" in text
+
+
+@pytest.mark.parametrize("effort", ["low", "high"])
+def test_the_effort_is_in_a_template_that_reads_it_in_a_macro(effort: str) -> None:
+    assert f"Reasoning: {effort}" in rendered("gpt-oss", prompt(reasoning_effort=effort))
+
+
+def test_named_ids_count_the_calls_of_a_chat() -> None:
+    """Kimi K2's. A client may use an id again in a later turn."""
+    ids = CallIds(IdForm.NAMED)
+    assert [ids.of_call("a", "f"), ids.of_call("b", "g")] == ["functions.f:0", "functions.g:1"]
+    assert [ids.of_result("b"), ids.of_result("a"), ids.of_result("c")] == ["functions.g:1", "functions.f:0", "c"]
+    assert (ids.of_call("a", "h"), ids.of_result("a")) == ("functions.h:2", "functions.h:2")
+
+
 def test_short_ids_stay_apart_and_as_they_are_where_they_are_short() -> None:
-    form = CallForm(False, False, True)
-    assert form.id("abcDEF123") == "abcDEF123"
-    assert len({form.id(f"call_{number}") for number in range(100)}) == 100
-    assert all(len(form.id(text)) == 9 and form.id(text).isalnum() for text in ("", "a", "é" * 9, "call_0-_a"))
+    ids = CallIds(IdForm.SHORT)
+    assert ids.of_result("abcDEF123") == "abcDEF123"
+    assert len({ids.of_result(f"call_{number}") for number in range(100)}) == 100
+    assert all(
+        len(ids.of_result(text)) == 9 and ids.of_result(text).isalnum() for text in ("", "a", "é" * 9, "call_0-_a")
+    )

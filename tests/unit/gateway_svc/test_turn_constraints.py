@@ -11,8 +11,8 @@ from svc_common.grammars import compile_grammar, load_grammar_tokenizer
 from tiny_model import EOS, tiny_tokenizer
 
 TOKENIZER: LLTokenizer = load_grammar_tokenizer(tiny_tokenizer().to_str(), [EOS])
-BARE = ("json", "llama3_json", "pythonic")
-CHOICES = {"pythonic": "[get_time]"}
+BARE = ("json", "llama3_json", "pythonic", "xlam")
+CHOICES = {"pythonic": "[get_time]", "xlam": '[{"a": 1}]'}
 
 
 def grammar_of(name: str, answer: UnvalidatedConstraint, reasoning: ReasoningRule = ReasoningRule.NONE) -> str:
@@ -36,7 +36,8 @@ def test_a_schema_admits_answers_and_calls(name: str, whitespace: str | None) ->
         grammar = grammar_of(name, answer)
         assert begins(grammar, '{"name":"Ann"}')
         assert begins(grammar, '{"a":1}')
-        assert begins(grammar, "[get_time(" if name == "pythonic" else '{"name":"get_time"')
+        opening = {"pythonic": "[get_time(", "xlam": '[{"name":"get_time"'}.get(name, '{"name":"get_time"')
+        assert begins(grammar, opening)
 
 
 @pytest.mark.parametrize("reasoning", ReasoningRule)

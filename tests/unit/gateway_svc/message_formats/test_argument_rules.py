@@ -11,11 +11,11 @@ from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.message_formats.formats import TOOL_FORMATS
 from gateway_svc.message_formats.grammar import CallRule, TurnGrammar
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters
-from turn_grammars import VOCABULARIES, Call, calls_of, random_turn, written
+from turn_grammars import BY_PARAMETER, VOCABULARIES, Call, calls_of, random_turn, written
 
 each_format = pytest.mark.parametrize("name", TOOL_FORMATS)
 each_kind = pytest.mark.parametrize("kind", VOCABULARIES)
-each_parameter_format = pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+each_parameter_format = pytest.mark.parametrize("name", BY_PARAMETER)
 """The formats in which each argument is written by itself."""
 
 
@@ -274,3 +274,67 @@ def test_arguments_are_objects(name: str) -> None:
             grammar_of(name, Tool("f", {"type": kind})).to_lark()
     grammar = grammar_of(name, Tool("f", {"type": ["object", "null"]}))
     assert VOCABULARIES["text"].admits(grammar, written(name, ("f", {})))
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "list": {"type": "array", "items": {"$ref": "#/$defs/kind"}, "minItems": 1, "maxItems": 2},
+        "inner": {"type": "object", "properties": {"b": {"$ref": "#/$defs/level"}, "c": {"type": "boolean"}}},
+        "open": {"type": "object", "additionalProperties": {"type": "integer"}, "properties": {"d": {"const": "e"}}},
+        "any": {"type": "array"},
+    },
+    "required": ["list"],
+    "$defs": DEFINITIONS,
+}
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
+def test_values_in_braces_have_their_schemas_at_each_level(name: str, kind: str) -> None:
+    vocabulary, grammar = VOCABULARIES[kind], grammar_of(name, Tool("f", NESTED), kind=kind)
+    admitted: list[dict[str, Any]] = [
+        {"list": ["x"]},
+        {"list": ["x", "y"], "inner": {"b": 3, "c": True}},
+        {"list": ["x"], "inner": {}, "open": {"d": "e", "f": 1, "g": -2}},
+        {"list": ["x"], "open": {"dd": 1}, "any": [1, "a{", None, [True], {"k": {"l": ["m"]}}]},
+    ]
+    for arguments in admitted:
+        text = written(name, ("f", arguments))
+        assert vocabulary.admits(grammar, text), text
+        assert calls_of(vocabulary.parse(grammar, vocabulary.encode(text))) == [("f", arguments)]
+    refused: list[dict[str, Any]] = [
+        {"list": []},
+        {"list": ["x", "y", "x"]},
+        {"list": ["z"]},
+        {"list": ["x"], "inner": {"b": 10}},
+        {"list": ["x"], "inner": {"other": 1}},
+        {"list": ["x"], "open": {"d": "x"}},
+        {"list": ["x"], "open": {"f": "x"}},
+        {"list": ["x"], "any": {}},
+    ]
+    for arguments in refused:
+        assert not vocabulary.admits(grammar, written(name, ("f", arguments))), arguments
+
+
+NOT_IN_BRACES: dict[str, tuple[Any, str]] = {
+    "unique items": ({"type": "array", "uniqueItems": True}, "a: uniqueItems of an array is not supported"),
+    "patterns of names": ({"type": "object", "patternProperties": {}}, "a: patternProperties of an object is not"),
+    "bounds": ({"type": "array", "minItems": 2, "maxItems": 1}, "a: maxItems must not be below minItems"),
+    "no bound": ({"type": "array", "minItems": "1"}, "a: minItems and maxItems must be integers"),
+    "names": ({"type": "object", "properties": {"b c": {}}}, "a: the name 'b c' is not supported"),
+    "a quote": ({"const": "a<escape>b"}, "a: no value of it can be written"),
+    "a name that is not listed": ({"type": "object", "properties": {}, "required": ["b"]}, "a: required names 'b'"),
+    "a tree": (
+        {"type": "object", "properties": {"b": {"$ref": "#/properties/a"}}},
+        "a: schemas are nested too deeply",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"), (NOT_IN_BRACES | NOT_FLATTENED).values(), ids=NOT_IN_BRACES | NOT_FLATTENED
+)
+def test_what_braces_cannot_hold_is_refused(schema: Any, message: str) -> None:
+    with pytest.raises(UnsupportedParameters, match=f"parameters of f: {message}"):
+        grammar_of("functiongemma", tool_with(schema, **{"$defs": DEFINITIONS})).to_lark()

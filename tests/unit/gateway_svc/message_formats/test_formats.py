@@ -26,6 +26,13 @@ def constants(source: str) -> str:
         ("llama3.2", "pythonic"),
         ("deepseek v3.1", "deepseek_v31"),
         ("smollm2", "smollm2"),
+        ("gpt-oss", "harmony"),
+        ("glm 4.6", "glm45"),
+        ("kimi k2", "kimi_k2"),
+        ("minimax m2", "minimax_m2"),
+        ("seed-oss", "seed_oss"),
+        ("gemma 4", "gemma4"),
+        ("functiongemma", "functiongemma"),
     ],
 )
 def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -> None:
@@ -40,6 +47,18 @@ def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -
             '<|header_start|>user<|header_end|>Respond in the format {"name": function name, "parameters": dictionary}',
             "llama3_json",
         ),
+        ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "', "cohere"),
+        ("{% set begin = '<|tools_prefix|>' %}", "apertus"),
+        ('<tool_calls>[{"name": "func_name1"', "hunyuan_a13b"),
+        ("<longcat_tool_call>", "longcat"),
+        ("<TOOLCALL>", "nemotron_json"),
+        ("<|tool_call|>{}<|/tool_call|>", "phi4_mini"),
+        ('functools[{"name": [function name]', "phi4_mini_json"),
+        ("<|im_start|>assistant <function_calls> </function_calls>", "olmo3"),
+        ("<|tool_call_start|>[", "lfm2"),
+        ("You are developed by Salesforce xLAM team.", "xlam"),
+        # EXAONE 4 and ERNIE 4.5.
+        ('[|tool|] <tool_call>{"name": function_1_name, "arguments": {}}</tool_call>', "hermes"),
     ],
 )
 def test_other_templates_with_calls(source: str, name: str) -> None:
@@ -48,7 +67,7 @@ def test_other_templates_with_calls(source: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ messages[0].content }}", "<|start_header_id|>", "<|channel|>analysis<|message|>", "<TOOLCALL>"]
+    "source", ["{{ messages[0].content }}", "<|start_header_id|>", "<|channel|>analysis<|message|>", "<CALL>"]
 )
 def test_a_template_without_known_signs_has_no_format(source: str) -> None:
     assert choose_format("auto", "auto", constants(source)) == choose_format("none", "none", constants(source))
@@ -60,6 +79,13 @@ def test_a_template_without_known_signs_has_no_format(source: str) -> None:
         ("{{ content.split('</think>') }}", "think"),
         ("First draft your thoughts: [THINK]…[/THINK]", "mistral"),
         ("thoughts between <think></think>, response between <response></response>", "granite"),
+        (CALLING_FAMILIES["gpt-oss"].source, "harmony"),
+        (CALLING_FAMILIES["seed-oss"].source, "seed_oss"),
+        ("{{ content.split('</think>') }} <answer>{{ x }}</answer>", "hunyuan_a13b"),
+        ("<longcat_think>{{ x }}</longcat_think>", "longcat"),
+        ("{{- '<|channel>thought\\n' }}{{- '<channel|>' }}", "gemma4"),
+        ("<|START_THINKING|><|END_THINKING|><|START_RESPONSE|><|END_RESPONSE|>", "cohere"),
+        ("{% set begin, end = '<|inner_prefix|>', '<|inner_suffix|>' %}", "apertus"),
     ],
 )
 def test_a_template_that_shows_reasoning_has_its_format(source: str, name: str) -> None:
@@ -72,6 +98,14 @@ def test_settings_come_before_the_template() -> None:
     assert (chosen.tools, chosen.reasoning) == (TOOL_FORMATS["json"], None)
     chosen = choose_format("none", "mistral", template)
     assert (chosen.tools, chosen.reasoning) == (None, REASONING_FORMATS["mistral"])
+
+
+def test_what_is_chosen_stands_beside_what_is_set() -> None:
+    template = constants(CALLING_FAMILIES["gpt-oss"].source)
+    assert choose_format("hermes", "auto", template).reasoning is None
+    without_calls = template.replace("<|channel|>commentary", "")
+    assert choose_format("auto", "auto", without_calls, template_takes_tools=False).tools is TOOL_FORMATS["harmony"]
+    assert not choose_format("hermes", "harmony", template).is_consistent
 
 
 def test_families_without_tools_show_no_calls() -> None:

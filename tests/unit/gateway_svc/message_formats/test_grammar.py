@@ -16,13 +16,13 @@ from gateway_svc.message_formats.events import (
     TextDelta,
     join_events,
 )
-from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.message_formats.formats import TOOL_FORMATS
 from gateway_svc.message_formats.grammar import MAX_CALLS, CallRule, ReasoningRule, TurnGrammar
 from gateway_svc.message_formats.lark import json_rule
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters
 from gateway_svc.message_formats.parser import MessageParser
 from svc_common.grammars import JSON_ON_ONE_LINE
-from turn_grammars import VOCABULARIES, Call, calls_of, random_turn, written
+from turn_grammars import BY_PARAMETER, VOCABULARIES, Call, calls_of, random_turn, with_reasoning, written
 
 WEATHER = Tool(
     "get_weather",
@@ -53,9 +53,8 @@ each_kind = pytest.mark.parametrize("kind", VOCABULARIES)
 
 
 def grammar_of(name: str, kind: str, calls: CallRule = CallRule.REQUIRED, **options: Any) -> TurnGrammar:
-    message_format = MessageFormat(TOOL_FORMATS[name], REASONING_FORMATS["think"])
     tokens = VOCABULARIES[kind].control_tokens
-    return TurnGrammar(message_format, (WEATHER, TIME, CHOICES), calls, tokens, **options)
+    return TurnGrammar(with_reasoning(name), (WEATHER, TIME, CHOICES), calls, tokens, **options)
 
 
 @each_kind
@@ -227,7 +226,7 @@ _SCHEMAS: dict[str, tuple[Any, list[str]]] = {
 def test_calls_and_answers_of_a_schema_can_both_be_written(name: str, kind: str, schema: str) -> None:
     vocabulary = VOCABULARIES[kind]
     of_schema, answers = _SCHEMAS[schema]
-    tools = (WEATHER, TIME, CHOICES) if name in ("qwen3_coder", "pythonic") else (WEATHER, TIME, CHOICES, _TREE)
+    tools = (WEATHER, TIME, CHOICES) if name in BY_PARAMETER else (WEATHER, TIME, CHOICES, _TREE)
     calls: list[Call] = [("get_weather", {"city": "x"}), ("choose", {"mode": "a", "kind": "x"}), ("get_time", {})]
     if _TREE in tools:
         calls.append(("tree", {"children": [{"children": []}, {}]}))
@@ -272,7 +271,7 @@ _json_values = st.recursive(
 @given(arguments=st.lists(st.dictionaries(st.text(), _json_values, max_size=3), min_size=1, max_size=3))
 def test_written_calls_are_read_again(name: str, arguments: list[dict[str, Any]]) -> None:
     tool = Tool("f", {"type": "object"})
-    if name in ("qwen3_coder", "pythonic"):
+    if name in BY_PARAMETER:
         # Names that these formats can write, and values of which the parameter's schema says the type.
         numbers = count()
         arguments = [

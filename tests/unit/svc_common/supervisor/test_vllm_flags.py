@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway_svc.key_file import digest_of, read_key_file
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.sampling_fields import HIGHEST_MAX_LOGPROBS
 from gateway_svc.settings import GatewaySettings
 from quire_client.cli.app import run
@@ -29,6 +30,7 @@ from svc_common.supervisor.vllm_flags import (
     Value,
     Values,
 )
+from svc_common.supervisor.vllm_values import OneOf
 from worker_svc.settings import WorkerSettings
 
 KINDS: tuple[type[ServiceSettings], ...] = (SupervisorSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
@@ -399,3 +401,12 @@ def test_what_is_wrong_with_a_file_of_flags_is_said(text: str, why: str, tmp_pat
 def test_there_is_one_file_of_flags(arguments: list[str], why: str) -> None:
     with pytest.raises(FlagRefused, match=why):
         serve.variables_of(arguments)
+
+
+def test_parsers_of_vllm_are_formats() -> None:
+    """Each name that stands for another is of a format that exists, and hides none."""
+    for flag, formats in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING_FORMATS)):
+        (convert,) = (one.convert for one in SERVED if isinstance(one, Value) and one.name == flag)
+        assert isinstance(convert, OneOf)
+        assert set(convert.names.values()) <= formats.keys()
+        assert convert.names.keys().isdisjoint(formats)
