@@ -192,6 +192,20 @@ class JsonFields(VllmFlag):
 
 
 @dataclass(frozen=True, slots=True)
+class FlagFile(VllmFlag):
+    """A flag with a file of others. The caller puts them in its place."""
+
+    note: str
+
+    @property
+    def effect(self) -> str:
+        return self.note
+
+    def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
+        raise FlagRefused(f"{self.name} is no flag of a file, nor an argument of a class")
+
+
+@dataclass(frozen=True, slots=True)
 class Switch(VllmFlag):
     """A flag without a value that sets a variable."""
 
@@ -290,8 +304,13 @@ class Refused(VllmFlag):
         raise FlagRefused(f"{self.name} is not served: {self.instead}")
 
 
-def read_flags(arguments: Sequence[str], flags: Sequence[VllmFlag], others: Sequence[str] = ()) -> CommandLine:
-    """What a command line sets. The last flag of a name counts.
+def read_flags(
+    arguments: Sequence[str],
+    flags: Sequence[VllmFlag],
+    others: Sequence[str] = (),
+    before: CommandLine | None = None,
+) -> CommandLine:
+    """What a command line sets, beside or in place of what was set `before`. The last flag of a name counts.
 
     `others` are names of settings of this project, which have one value: --NAME sets QUIRE_NAME. Names may be written
     with underscores, values after "=". --NAME.KEY is one key of a flag with a JSON object; those of several flags are
@@ -299,7 +318,7 @@ def read_flags(arguments: Sequence[str], flags: Sequence[VllmFlag], others: Sequ
     """
     by_name: dict[str, VllmFlag] = {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
     by_name |= {f"--{name}": Value(f"--{name}", _variable(name)) for name in others if f"--{name}" not in by_name}
-    line = CommandLine()
+    line = before or CommandLine()
     pending = list(arguments)
     while pending:
         argument = pending.pop(0)
