@@ -35,13 +35,14 @@ class TurnFormat:
         """The format of the answer to a chat's prompt; None where the answer is text. `prompt_tail` is the end of the
         prompt's text, with control tokens."""
         reasoning = message_format.reasoning
-        if reasoning is None and not chat.callable_tools:
+        if reasoning is None and message_format.channels is None and not chat.callable_tools:
             return None
         is_continued = chat.prompt_end is PromptEnd.CONTINUATION
         answer = (chat.messages[-1].get("content") or "") if is_continued else ""
         functions = [tool["function"] for tool in chat.callable_tools]
         return cls(
-            MessageFormat(message_format.tools if functions else None, reasoning),
+            # Text of a turn of messages is divided from their headers also where nothing else is looked for.
+            MessageFormat(message_format.tools if functions or reasoning is None else None, reasoning),
             tuple(
                 Tool(function["name"], function["parameters"], function["name"] in chat.custom_tools)
                 for function in functions

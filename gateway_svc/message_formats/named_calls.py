@@ -3,8 +3,8 @@
 import re
 
 from gateway_svc.message_formats.call_ends import parse_end
-from gateway_svc.message_formats.description import NamedCalls, Slot
-from gateway_svc.message_formats.json_calls import parse_arguments
+from gateway_svc.message_formats.description import JsonCalls, NamedCalls, Slot
+from gateway_svc.message_formats.json_calls import parse_arguments, parse_json_calls
 from gateway_svc.message_formats.source import NotACall, Parse, TurnSource
 from gateway_svc.message_formats.writer import EventWriter
 
@@ -14,7 +14,14 @@ _NUMBER = re.compile(r":\d*$")
 
 
 def parse_named_calls(source: TurnSource, calls: NamedCalls, writer: EventWriter) -> Parse[None]:
-    """Calls after their first marker. Raises NotACall where something else follows, after a call too."""
+    """Calls after their first marker; or, where all calls have only that one, JSON calls, which models of the same
+    family wrote before. Raises NotACall where something else follows, after a call too."""
+    if calls.end is None:
+        unit = yield from source.read_visible()
+        source.unread()
+        if unit in ("[", "{"):
+            yield from parse_json_calls(source, JsonCalls(calls.begin), writer, None)
+            return
     while True:
         yield from _parse_call(source, calls, writer)
         source.accept()

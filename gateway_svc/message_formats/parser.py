@@ -54,7 +54,8 @@ class MessageParser:
         `control_tokens` are the literals of all added tokens of the tokenizer; `hidden_tokens` are those of them that
         contribute no text. `reasoning_is_open` says that the prompt ends within the reasoning.
         """
-        self._format = message_format if tools else MessageFormat(None, message_format.reasoning)
+        has_calls = bool(tools) or message_format.channels is not None
+        self._format = message_format if has_calls else MessageFormat(None, message_format.reasoning)
         self._tools = {tool.name: tool for tool in tools}
         self._control_markers = self._format.markers.intersection(control_tokens)
         self._hidden = frozenset(hidden_tokens)

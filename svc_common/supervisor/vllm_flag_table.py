@@ -29,9 +29,9 @@ _TOOL_PARSERS = {
     "openai": "harmony",
     "glm47": "glm45",
     "qwen3_xml": "qwen3_coder",
-    "mimo": "qwen3_coder",
+    **dict.fromkeys(("mimo", "step3p5"), "qwen3_coder"),
     **dict.fromkeys(("granite4", "ernie45"), "hermes"),
-    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
+    "cohere_command3": "cohere",
     "jamba": "hunyuan_a13b",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
@@ -39,11 +39,9 @@ _TOOL_PARSERS = {
 _REASONING_PARSERS = {
     "openai_gptoss": "harmony",
     "ernie45": "granite",
-    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
-    **dict.fromkeys(
-        ("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "olmo3", "qwen3"),
-        "think",
-    ),
+    "cohere_command3": "cohere",
+    **dict.fromkeys(("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo"), "think"),
+    **dict.fromkeys(("minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3p5"), "think"),
 }
 
 

@@ -60,6 +60,16 @@ async def test_a_chat_goes_on_after_calls(answer: Answer, tmp_path: Path) -> Non
         assert all(result["content"] in turn for result in results)
 
 
+async def test_headers_are_no_text_where_reasoning_is_text(tmp_path: Path) -> None:
+    answer = ANSWERS["harmony, an answer"]
+    directory = make_family_directory(tmp_path / "model", answer.family)
+    async with running_gateway(directory, 4_000, reasoning_format="none") as quire:
+        quire.scheduler.script = answer_with(answer.token_ids, stop_token_id=EOS)
+        body = {"messages": [USER], "max_tokens": 400}
+        message = (await quire.http.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning"]) == (f"{answer.reasoning}\n{answer.text}", None)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def quire(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     """A gateway for a model with harmony, one for all tests, since the process that checks grammars takes time."""

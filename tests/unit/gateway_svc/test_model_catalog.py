@@ -133,7 +133,7 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are(several: Path)
         (
             'reasoning_format = "x"',
             BadSetting,
-            "QUIRE_REASONING_FORMAT: x is not one of auto, none, granite, think, ",
+            "QUIRE_REASONING_FORMAT: x is not one of auto, none, hunyuan_a13b, granite, think, ",
         ),
         ('generation_config = "gone"', BadSetting, "QUIRE_GENERATION_CONFIG is "),
         ("override_generation_config = { top_p = 2 }", BadSetting, "QUIRE_OVERRIDE_GENERATION_CONFIG: top_p must be"),

@@ -26,6 +26,7 @@ from gateway_svc.message_formats.events import (
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.parser import MessageParser
 from gateway_svc.message_formats.source import TurnSource
+from turn_grammars import with_reasoning
 
 OUTPUTS = Path(__file__).with_name("outputs")
 
@@ -245,6 +246,13 @@ def test_shown_tokens_are_text() -> None:
     assert parser.feed("<b>", is_control=True) == [TextDelta("<b>")]
 
 
+def test_headers_are_no_text_where_neither_calls_nor_reasoning_are_looked_for() -> None:
+    parser = MessageParser(MessageFormat(TOOL_FORMATS["harmony"]), [])
+    call = "<|start|>assistant<|channel|>commentary to=functions.f json<|message|>{}"
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    assert join_events([*parser.feed(text + call), *parser.end()]) == [TextDelta(f"Hm.\nYes.\n{call}")]
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -272,3 +280,24 @@ def test_time_is_linear_in_the_output(part: str, monkeypatch: pytest.MonkeyPatch
     for character in output:
         parser.feed(character)
     assert num_reads <= 12 * len(output)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_time_is_linear_in_each_format(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_reads = 0
+    read = TurnSource.read
+
+    def count(self: TurnSource, run: re.Pattern[str] | None = None) -> Any:
+        nonlocal num_reads
+        num_reads += 1
+        return read(self, run)
+
+    monkeypatch.setattr(TurnSource, "read", count)
+    message_format = with_reasoning(name)
+    for marker in message_format.markers:
+        for part in (marker, marker[:-1], marker[0], f'{marker}{{"', f"{marker}\n"):
+            num_reads = 0
+            parser = MessageParser(message_format, [Tool("f")])
+            for character in part * 50:
+                parser.feed(character)
+            assert num_reads <= 12 * 50 * len(part), part

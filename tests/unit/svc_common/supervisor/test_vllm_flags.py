@@ -335,6 +335,15 @@ def test_the_command_line_passes_all_arguments_on(monkeypatch: pytest.MonkeyPatc
     assert calls == [(sys.executable, [sys.executable, "-m", "svc_common.supervisor.serve", *arguments])]
 
 
+def test_parsers_of_vllm_are_formats() -> None:
+    """Each name that stands for another is of a format that exists, and hides none."""
+    for flag, formats in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING_FORMATS)):
+        (convert,) = (one.convert for one in SERVED if isinstance(one, Value) and one.name == flag)
+        assert isinstance(convert, OneOf)
+        assert set(convert.names.values()) <= formats.keys()
+        assert convert.names.keys().isdisjoint(formats)
+
+
 FLAGS_FILE = """
 model: org/model
 max_model_len: 8k
@@ -401,12 +410,3 @@ def test_what_is_wrong_with_a_file_of_flags_is_said(text: str, why: str, tmp_pat
 def test_there_is_one_file_of_flags(arguments: list[str], why: str) -> None:
     with pytest.raises(FlagRefused, match=why):
         serve.variables_of(arguments)
-
-
-def test_parsers_of_vllm_are_formats() -> None:
-    """Each name that stands for another is of a format that exists, and hides none."""
-    for flag, formats in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING_FORMATS)):
-        (convert,) = (one.convert for one in SERVED if isinstance(one, Value) and one.name == flag)
-        assert isinstance(convert, OneOf)
-        assert set(convert.names.values()) <= formats.keys()
-        assert convert.names.keys().isdisjoint(formats)
