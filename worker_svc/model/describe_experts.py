@@ -88,8 +88,8 @@ def deepseek_experts(config: Any) -> ExpertForm | None:
 
 def predicting_layers(config: Any) -> tuple[str, ...]:
     """First parts of the names of tensors behind the last layer, which predict further tokens: they are not read."""
-    first: int = config.num_hidden_layers
-    return tuple(f"model.layers.{first + number}." for number in range(config.num_nextn_predict_layers))
+    first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", 0)
+    return tuple(f"model.layers.{first + number}." for number in range(count))
 
 
 def sparse_layers(config: Any) -> list[int]:
