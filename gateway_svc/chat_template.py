@@ -15,10 +15,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway_svc.chats import PromptEnd
-from gateway_svc.settings import BadSetting, read_template
+from gateway_svc.settings import BadSetting, read_template, read_template_variables
 from svc_common.models import TEMPLATE_FOLDER
 
-_CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+_CHAT_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _CLOCK = "strftime_now"  # the function by which templates write the date
 _DEFAULT, _TOOL_USE = "default", "tool_use"  # names of templates in transformers
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -64,9 +64,11 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         control_tokens: Sequence[str] | None = None,
         tool_use: str | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """`control_tokens` are those of tokenizer_config.json that the template writes and that are not special.
-        `tool_use` is the source of the template of chats with tools; None: it is the same.
+        `tool_use` is the source of the template of chats with tools; None: it is the same. `defaults` are variables
+        that a chat may replace: none of `own_variables`.
 
         Raises jinja2.TemplateError where a source is not a template.
         """
@@ -80,7 +82,11 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self.control_tokens = control_tokens
-        self.tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens, control_tokens)
+        # Templates of Hugging Face may rely on tools and documents being defined.
+        self._defaults = {"documents": None, **(defaults or {})}
+        self.tool_use = (
+            None if tool_use is None else ChatTemplate(tool_use, special_tokens, control_tokens, defaults=defaults)
+        )
         """The template of chats with tools, if that is another one."""
         parsed = environment.parse(source)
         self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))  # changes its argument
@@ -119,12 +125,11 @@ class ChatTemplate:
         if is_continued:
             *others, last = messages
             messages = [*others, {**last, "content": (last.get("content") or "") + self._end_mark}]
-        # Templates of Hugging Face may rely on tools and documents being defined.
         variables = {
+            **self._defaults,
             **chat.variables,
             "messages": messages,
             "tools": chat.tools,
-            "documents": None,
             "add_generation_prompt": chat.prompt_end is PromptEnd.ANSWER,
             **self._special_tokens,
         }
@@ -146,23 +151,35 @@ class ChatTemplate:
         return text[:end] if text.startswith(mark, end) else text[:end].rstrip()
 
 
-def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
+def load_chat_template(
+    directory: Path, override: str | None = None, variables: str | None = None
+) -> ChatTemplate | None:
     """The template of a tokenizer's directory, or None where it has none.
 
-    `override` is the path of another template, or another template itself, and gets the same special tokens. Raises
-    BadSetting where the override cannot be used, and jinja2.TemplateError, OSError or ValueError where a file of the
-    directory is invalid.
+    `override` is the path of another template, or another template itself, and gets the same special tokens.
+    `variables`, a JSON object, are those that a chat may replace. Raises BadSetting where one of these cannot be used,
+    and jinja2.TemplateError, OSError or ValueError where a file of the directory is invalid.
     """
+    defaults = read_template_variables(variables)
+    template = _load(directory, override, defaults)
+    for name in () if template is None else sorted(template.own_variables & defaults.keys()):
+        raise BadSetting(f"QUIRE_CHAT_TEMPLATE_KWARGS must not have {name}, which the template has already")
+    return template
+
+
+def _load(directory: Path, override: str | None, defaults: Mapping[str, Any]) -> ChatTemplate | None:
     config = load_tokenizer_config(directory)
     tokens = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
     control_tokens = _strings(config.get("chat_control_tokens"))
     if override is not None:
-        return _override(override, tokens, control_tokens)
+        return _override(override, tokens, control_tokens, defaults)
     # Separate files are the newer form, and take precedence.
     of_config = _named_templates(config.get("chat_template"))
     templates = _template_files(directory) or of_config
     source = templates.get(_DEFAULT, of_config.get(_DEFAULT))
-    return None if source is None else ChatTemplate(source, tokens, control_tokens, templates.get(_TOOL_USE))
+    if source is None:
+        return None
+    return ChatTemplate(source, tokens, control_tokens, templates.get(_TOOL_USE), defaults)
 
 
 def load_tokenizer_config(directory: Path) -> dict[str, Any]:
@@ -174,9 +191,11 @@ def load_tokenizer_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _override(setting: str, special_tokens: Mapping[str, str], control_tokens: list[str] | None) -> ChatTemplate:
+def _override(
+    setting: str, special_tokens: Mapping[str, str], control_tokens: list[str] | None, defaults: Mapping[str, Any]
+) -> ChatTemplate:
     try:
-        return ChatTemplate(read_template(setting), special_tokens, control_tokens)
+        return ChatTemplate(read_template(setting), special_tokens, control_tokens, defaults=defaults)
     except TemplateSyntaxError as error:
         raise BadSetting(
             f"QUIRE_CHAT_TEMPLATE does not parse as a Jinja template: line {error.lineno}: {error.message}"

@@ -28,7 +28,7 @@ from gateway_svc.tool_forms import PROMPTED_CALLS, Call, CallForm, ToolForms
 from svc_common.errors import QuireError, Reason
 
 MAX_TOOLS_LENGTH = 2**18
-MAX_VARIABLES_LENGTH = 2**14
+MAX_VARIABLES_LENGTH = 2**18
 MAX_NAME_LENGTH = 256
 MAX_JSON_DEPTH = 100
 MAX_REASONING_TOKENS = 2**31 - 1
@@ -155,6 +155,11 @@ class ChatValidator:
         for name in given:
             if name in self._template.own_variables:
                 raise check.invalid(Field.TEMPLATE_VARIABLES, f"must not have {name}, which the template has already")
+        if (documents := given.get("documents")) is not None:
+            if not isinstance(documents, list) or not all(isinstance(one, dict) for one in documents):
+                raise check.invalid(Field.TEMPLATE_VARIABLES, "documents must be a list of objects")
+            if "documents" not in self._template.variables:
+                raise check.unsupported(Field.TEMPLATE_VARIABLES, "this model's chat template takes no documents")
         return variables | given
 
     def _effort(self, effort: str | None, check: FieldChecker) -> dict[str, Any]:

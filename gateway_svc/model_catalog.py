@@ -52,8 +52,8 @@ class CatalogModel:
             defaults = load_generation_defaults(
                 settings.generation_config, settings.override_generation_config, served.path
             )
-            template = settings.chat_template or None
-            tokenizer = ModelTokenizer.load(served.path, served.other_tokenizer, template)
+            template, variables = settings.chat_template or None, settings.chat_template_kwargs
+            tokenizer = ModelTokenizer.load(served.path, served.other_tokenizer, template, variables)
             message_format = _message_format(settings, tokenizer)
             task = task_of(served.path, settings.task)
             pairs = pair_form(tokenizer, served.path) if task is ModelTask.SCORE else None

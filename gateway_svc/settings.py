@@ -1,6 +1,8 @@
 """Settings of the gateway."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -83,6 +85,11 @@ class GatewaySettings(InnerSettings):
     served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     chat_template: str | None = Field(
         None, description="file of a Jinja chat template, or the template itself, instead of the model's own"
+    )
+    chat_template_kwargs: str | None = Field(
+        None,
+        description="JSON object of variables that the chat template has where a chat does not give them, such as "
+        '{"enable_thinking": false}',
     )
     chat_roles: ChatRoles | None = Field(
         None,
@@ -314,6 +321,7 @@ class GatewaySettings(InnerSettings):
                 tokenizer_revision=self.tokenizer_revision,
                 served_names=split_names(self.served_model_name or ""),
                 chat_template=self.chat_template,
+                chat_template_kwargs=self.chat_template_kwargs,
                 chat_roles=split_roles(self.chat_roles or ""),
                 tool_format=self.tool_format,
                 reasoning_format=self.reasoning_format,
@@ -330,6 +338,7 @@ def _check_model(model: ModelSettings) -> None:
         check_formats(model)
         if model.chat_template:
             read_template(model.chat_template)
+        read_template_variables(model.chat_template_kwargs)
     except BadSetting as error:
         raise BadSetting(model.locate(error)) from error
 
@@ -354,6 +363,17 @@ def read_template(setting: str) -> str:
             why = error.strerror if isinstance(error, OSError) else error
             raise BadSetting(f"QUIRE_CHAT_TEMPLATE: {setting} cannot be read: {why}") from error
         return setting
+
+
+def read_template_variables(setting: str | None) -> dict[str, Any]:
+    """The variables of QUIRE_CHAT_TEMPLATE_KWARGS. Raises BadSetting."""
+    try:
+        variables = json.loads(setting) if setting else {}
+    except (ValueError, RecursionError) as error:
+        raise BadSetting(f"QUIRE_CHAT_TEMPLATE_KWARGS is not JSON: {error}") from error
+    if not isinstance(variables, dict):
+        raise BadSetting("QUIRE_CHAT_TEMPLATE_KWARGS is not a JSON object")
+    return variables
 
 
 def _split(names: str) -> tuple[str, ...]:

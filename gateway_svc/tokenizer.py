@@ -77,11 +77,16 @@ class ModelTokenizer:
 
     @classmethod
     def load(
-        cls, directory: Path, tokenizer_directory: Path | None = None, chat_template: str | None = None
+        cls,
+        directory: Path,
+        tokenizer_directory: Path | None = None,
+        chat_template: str | None = None,
+        template_variables: str | None = None,
     ) -> "ModelTokenizer":
         """Reads tokenizer.json and its companions, from a separate directory if one is given.
 
-        `chat_template` is the setting that replaces the tokenizer's. End-of-text tokens are always the model's.
+        `chat_template` is the setting that replaces the tokenizer's, `template_variables` that of its variables.
+        End-of-text tokens are always the model's.
         Raises InvalidModelFiles and BadSetting.
         """
         source = tokenizer_directory or directory
@@ -97,7 +102,7 @@ class ModelTokenizer:
             if not isinstance(parts, dict):
                 raise ValueError("tokenizer.json must be an object")
             decoder = parts.get("decoder")
-            template = load_chat_template(source, chat_template)
+            template = load_chat_template(source, chat_template, template_variables)
             config = load_tokenizer_config(source)
         except (OSError, ValueError, KeyError, RecursionError, TemplateError) as error:
             raise InvalidModelFiles(f"{source} holds no tokenizer that can be used: {error}") from error

@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -64,6 +64,7 @@ class ModelSettings:
     tokenizer_revision: str | None = None
     served_names: tuple[str, ...] = ()
     chat_template: str | None = None
+    chat_template_kwargs: str | None = None
     chat_roles: tuple[str, ...] = ()
     tool_format: str = "auto"
     reasoning_format: str = "auto"
@@ -196,6 +197,7 @@ class _ModelEntry(BaseModel):
     tokenizer_revision: str | None = None
     served_model_name: Annotated[tuple[str, ...], _listed(check_names)] = ()
     chat_template: str | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
     chat_roles: Annotated[tuple[str, ...], _listed(check_roles)] = ()
     tool_format: str = "auto"
     reasoning_format: str = "auto"
@@ -206,7 +208,7 @@ class _ModelEntry(BaseModel):
 
     def settings(self, directory: Path, origin: str) -> ModelSettings:
         """The entry, with paths relative to the directory of its file."""
-        override, generation_config = self.override_generation_config, self.generation_config
+        generation_config = self.generation_config
         if generation_config not in ("quire", "model", "auto"):
             generation_config = str(directory / generation_config)
         return ModelSettings(
@@ -216,11 +218,12 @@ class _ModelEntry(BaseModel):
             tokenizer_revision=self.tokenizer_revision or None,
             served_names=self.served_model_name,
             chat_template=_relative_template(directory, self.chat_template),
+            chat_template_kwargs=_as_json(self.chat_template_kwargs),
             chat_roles=self.chat_roles,
             tool_format=self.tool_format,
             reasoning_format=self.reasoning_format,
             generation_config=generation_config,
-            override_generation_config=None if override is None else json.dumps(override),
+            override_generation_config=_as_json(self.override_generation_config),
             task=self.task,
             workers=self.workers,
             origin=origin,
@@ -231,6 +234,10 @@ class _ModelsFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     models: list[_ModelEntry] = []
+
+
+def _as_json(value: Mapping[str, JsonValue] | None) -> str | None:
+    return None if value is None else json.dumps(value)
 
 
 def _relative(directory: Path, named: str | None) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from svc_common.settings import InvalidSettings, name_settings, parse_settings
 from svc_common.supervisor.__main__ import run
 from svc_common.supervisor.console import Console
+from svc_common.supervisor.flag_file import with_files
 from svc_common.supervisor.planned_roles import check_planned_roles
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
@@ -33,7 +34,7 @@ OTHER_FLAGS = tuple(name.replace("_", "-") for name in SupervisorSettings.model_
 
 def read_arguments(arguments: Sequence[str]) -> CommandLine:
     """What a command line sets. The first of its arguments that are no flags is MODEL. Raises FlagRefused."""
-    line = read_flags(arguments, FLAGS, OTHER_FLAGS)
+    line = read_flags(with_files(arguments), FLAGS, OTHER_FLAGS)
     if line.positional:
         line.set("MODEL", {"QUIRE_MODEL": line.positional[0]})
     return line

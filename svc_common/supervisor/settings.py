@@ -24,6 +24,7 @@ from svc_common.settings import EMPTY_IS_UNSET, INSECURE, OptionalPath, ServiceS
 
 GATEWAY_SETTINGS = (
     "chat_template",
+    "chat_template_kwargs",
     "chat_roles",
     "tool_format",
     "reasoning_format",
@@ -77,6 +78,7 @@ class SupervisorSettings(ServiceSettings):
     )
     served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     chat_template: str | None = Field(None, description="passed on to gateways")
+    chat_template_kwargs: str | None = Field(None, description="passed on to gateways")
     chat_roles: ChatRoles | None = Field(None, description="passed on to gateways")
     tool_format: str | None = Field(None, description="passed on to gateways")
     reasoning_format: str | None = Field(None, description="passed on to gateways")

@@ -7,6 +7,7 @@ from svc_common.supervisor.vllm_flags import (
     Always,
     ApiKeys,
     Choice,
+    FlagFile,
     JsonFields,
     JsonObject,
     NoEffect,
@@ -24,6 +25,9 @@ _KV_DTYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "int8": "int8"}
 _LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warning": "warning", "error": "error"}
 
 SERVED: tuple[VllmFlag, ...] = (
+    FlagFile(
+        "--config", "a YAML file with flags without dashes, such as `max-model-len: 4096`; those of the command win"
+    ),
     # The model.
     Value("--model", "QUIRE_MODEL", "also as the argument MODEL; a hub id, a model directory or a GGUF file"),
     Values("--served-model-name", "QUIRE_SERVED_MODEL_NAME", "the name, then aliases"),
@@ -59,6 +63,7 @@ SERVED: tuple[VllmFlag, ...] = (
     ),
     JsonObject("--override-generation-config", "QUIRE_OVERRIDE_GENERATION_CONFIG"),
     Value("--chat-template", "QUIRE_CHAT_TEMPLATE"),
+    JsonObject("--default-chat-template-kwargs", "QUIRE_CHAT_TEMPLATE_KWARGS"),
     Value(
         "--tool-call-parser",
         "QUIRE_TOOL_FORMAT",
@@ -173,7 +178,6 @@ ACCEPTED: tuple[VllmFlag, ...] = (
 """Flags that change nothing here."""
 
 _REFUSED: dict[str, str] = {
-    "write the flags out, or set QUIRE_ variables": "--config",
     "start gateways and schedulers without workers one by one (docs/operations.md)": "--headless",
     "use --gateways N: each has a port of its own": "--api-server-count -asc",
     "workers are listed in QUIRE_WORKERS_AT, and any gateway serves all of them": (
@@ -261,7 +265,7 @@ _REFUSED: dict[str, str] = {
     ),
     "the only drafter is ngram: --spec-method ngram": "--spec-model",
     "send `chat_template_kwargs` or `reasoning_effort` in requests": (
-        "--default-chat-template-kwargs --reasoning-config --reasoning-effort-map --anthropic-disabled-thinking-effort"
+        "--reasoning-config --reasoning-effort-map --anthropic-disabled-thinking-effort"
     ),
     "requests cannot bring a template": "--[no-]trust-request-chat-template",
     "define tools in requests; `strict` constrains their arguments": "--tool-strict-level --tool-server",

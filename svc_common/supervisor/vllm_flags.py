@@ -192,6 +192,20 @@ class JsonFields(VllmFlag):
 
 
 @dataclass(frozen=True, slots=True)
+class FlagFile(VllmFlag):
+    """A flag with a file of others. The caller puts them in its place."""
+
+    note: str
+
+    @property
+    def effect(self) -> str:
+        return self.note
+
+    def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
+        raise FlagRefused(f"{self.name} is no flag of a file, nor an argument of a class")
+
+
+@dataclass(frozen=True, slots=True)
 class Switch(VllmFlag):
     """A flag without a value that sets a variable."""
 

@@ -37,12 +37,17 @@ _DISTILBERT_SIZES: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.3,
 }
+# Heads of 32, of which the compiled kernels rotate halves of 16, in float32.
+_ROTARY_SIZES = {**_OF_HEADS, "hidden_size": 96, "initializer_range": 0.15, "pad_token_id": 0}
+
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", _OF_HEADS),
     "camembert": ("Camembert", _ROBERTA_SIZES),
     "distilbert": ("DistilBert", _DISTILBERT_SIZES),
     "electra": ("Electra", {**_OF_HEADS, "embedding_size": 48}),
+    "gte": ("Gte", _ROTARY_SIZES),
     "mpnet": ("MPNet", {**_OF_HEADS, "max_position_embeddings": CONTEXT + 2, "pad_token_id": 1}),
+    "nomic_bert": ("NomicBert", _ROTARY_SIZES),
     "roberta": ("Roberta", _ROBERTA_SIZES),
     "xlm-roberta": ("XLMRoberta", _ROBERTA_SIZES),
 }
@@ -62,7 +67,20 @@ _OF_DECODERS_FORM: dict[str, tuple[str, dict[str, Any]]] = {
             "cls_token_id": 1,
             "sep_token_id": 2,
         },
-    )
+    ),
+    "eurobert": (
+        "EuroBert",
+        {
+            **_OF_HEADS,
+            "hidden_size": 96,
+            "max_position_embeddings": 300,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "mask_token_id": 3,
+            "classifier_pooling": "mean",
+        },
+    ),
 }
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 from transformers import (
     ArceeConfig,
+    Cohere2Config,
+    CohereConfig,
     CwmConfig,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -25,6 +28,7 @@ from transformers import (
     Jais2Config,
     LlamaConfig,
     MinistralConfig,
+    NemotronConfig,
     Olmo2Config,
     Olmo3Config,
     OPTConfig,
@@ -129,12 +133,19 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
     ),
+    "cohere": lambda: CohereConfig(**_SIZES, logit_scale=0.25),
+    "cohere-tied-biased": lambda: CohereConfig(**_SIZES | _TIED, attention_bias=True, hidden_act="gelu"),
+    "cohere2": lambda: Cohere2Config(
+        **_SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"], logit_scale=0.5
+    ),
     "glm": lambda: GlmConfig(**_SIZES, head_dim=32),
     "glm-tied-unbiased": lambda: GlmConfig(
         **_SIZES | _TIED, head_dim=48, attention_bias=False,
         rope_parameters={"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0, "partial_rotary_factor": 1.0},
     ),
     "glm4": lambda: Glm4Config(**_SIZES, head_dim=32),
+    "ernie4-5": lambda: Ernie4_5Config(**_SIZES, head_dim=32),
+    "ernie4-5-tied-biased": lambda: Ernie4_5Config(**_SIZES | _TIED, head_dim=48, use_bias=True),
     "gpt2": lambda: GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "gpt2-tied-narrow": lambda: GPT2Config(**_GPT2 | _TIED, n_inner=80, activation_function="relu"),
     "gpt-neox": lambda: GPTNeoXConfig(**_GPT_NEOX, hidden_act="gelu_fast"),
@@ -143,12 +154,14 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
     ),
     "phi": lambda: PhiConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
+    "nemotron": lambda: NemotronConfig(**_SIZES, head_dim=32),
     "starcoder2": lambda: Starcoder2Config(**_SIZES, sliding_window=WINDOW),
     "starcoder2-tied-unbiased": lambda: Starcoder2Config(**_SIZES | _TIED, use_bias=False, hidden_act="gelu"),
     "stablelm": lambda: StableLmConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
     "stablelm-side-by-side": lambda: StableLmConfig(
         **_SIZES | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}, use_qkv_bias=True,
-        use_parallel_residual=True, partial_rotary_factor=0.5,
+        use_parallel_residual=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     ),
     "opt": lambda: OPTConfig(**_OPT),
     "opt-tied-unbiased": lambda: OPTConfig(**_OPT | _TIED, enable_bias=False, activation_function="gelu"),
@@ -181,6 +194,9 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),
     "gpt-neox-dynamic": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "cohere-with-norms-of-heads": lambda: CohereConfig(**_SIZES, use_qk_norm=True),
+    "cohere-without-logits": lambda: CohereConfig(**_SIZES, logit_scale=0.0),
+    "cohere2-without-a-window": lambda: Cohere2Config(**_SIZES, sliding_window=None),
     "phi-with-norms-of-heads": lambda: PhiConfig(**_SIZES, qk_layernorm=True),
     "phi-tied": lambda: PhiConfig(**_SIZES | _TIED),
     "stablelm-with-norms-of-heads": lambda: StableLmConfig(**_SIZES, qk_layernorm=True),

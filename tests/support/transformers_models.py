@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Dots1Config,
+    Ernie4_5_MoeConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4MoeConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GraniteMoeConfig,
+    MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
     OPTConfig,
@@ -95,6 +99,28 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "glm4-moe-biased": lambda: Glm4MoeConfig(
         **_SIGMOID_EXPERTS | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}, attention_bias=True,
         norm_topk_prob=False,
+    ),
+    "dots1": lambda: Dots1Config(
+        **_SIGMOID_EXPERTS, norm_topk_prob=True, sliding_window=WINDOW,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
+    "minimax-m2": lambda: MiniMaxM2Config(
+        **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 32}, head_dim=32,
+        num_local_experts=8, num_experts_per_tok=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+    ),
+    "granite-moe": lambda: GraniteMoeConfig(
+        **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 32}, num_local_experts=4,
+        num_experts_per_tok=2, embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.4,
+        logits_scaling=2.0,
+    ),
+    "ernie4-5-moe": lambda: Ernie4_5_MoeConfig(
+        **_SIZES | {"num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1}, moe_num_experts=8,
+        moe_k=3, moe_intermediate_size=32, moe_layer_start_index=1, moe_layer_end_index=2,
+    ),
+    "ernie4-5-moe-alone": lambda: Ernie4_5_MoeConfig(
+        **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3}, moe_num_experts=8, moe_k=3,
+        moe_intermediate_size=32, moe_layer_interval=2, moe_num_shared_experts=0,
     ),
 }  # fmt: skip
 

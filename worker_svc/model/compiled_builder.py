@@ -53,11 +53,13 @@ class CompiledBuilder:
         *,
         of_encoder: bool = False,
         may_use_amx: bool = True,
+        pairs_halves: bool = True,
     ) -> None:
-        """`dtype`: of the model. `default`: the format of layers that name none. An encoder's outputs stay in their
-        order, and where it is float32 without codes, its products are computed by AMX too, if `may_use_amx`.
+        """`dtype`: of the model. `default`: the format of layers that name none. An encoder that is float32 without
+        codes is computed by AMX too, if `may_use_amx`. `pairs_halves`: whether a panel has the halves of a head, which
+        are rotated against each other.
         """
-        self.thread_pool, self.dtype, self._default, self._of_encoder = thread_pool, dtype, default, of_encoder
+        self.thread_pool, self.dtype, self._default, self._pairs_halves = thread_pool, dtype, default, pairs_halves
         is_fit = dtype == torch.bfloat16 or (of_encoder and default is MatrixFormat.PLAIN)
         self.use_amx = may_use_amx and is_fit and has_amx(thread_pool)
         """Whether products are computed by AMX."""
@@ -121,7 +123,7 @@ class CompiledBuilder:
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
         matrix_format = self._format_of(weights.layer)
         kept = IN_NIBBLES.get(matrix_format) if weights.codes.keeps_nibbles(of_expert=of_expert) else None
-        order = None if self._of_encoder else _order_of(weights)
+        order = self._order_of(weights)
         join_parts = torch.cat if order is None else partial(join, order)
         if weights.codes.keeps_blocks(of_expert=of_expert) and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, join_parts)
@@ -167,6 +169,13 @@ class CompiledBuilder:
             input_multiple=self._input_multiple(matrix_format),
         )
 
+    def _order_of(self, weights: LinearWeights) -> PanelOrder | None:
+        """None: the parts side by side."""
+        layer, outputs = weights.layer, weights.outputs
+        if layer.role is LinearRole.GATE_UP and len(outputs) == 2:
+            return GateAndUp(outputs[0])
+        return HalfHeads(outputs, layer.split_unit) if self._pairs_halves and pairs_halves(layer) else None
+
     def _input_multiple(self, matrix_format: MatrixFormat) -> int:
         return amx_input_multiple(matrix_format) if self.use_amx else 1
 
@@ -195,11 +204,3 @@ class CompiledBuilder:
 def pairs_halves(layer: LinearLayer) -> bool:
     """Whether the outputs of a layer are those of heads whose halves are paired. Latent vectors have no heads."""
     return layer.role is LinearRole.QKV and HalfHeads.suits(layer.split_unit)
-
-
-def _order_of(weights: LinearWeights) -> PanelOrder | None:
-    """None: the parts side by side."""
-    layer, outputs = weights.layer, weights.outputs
-    if layer.role is LinearRole.GATE_UP and len(outputs) == 2:
-        return GateAndUp(outputs[0])
-    return HalfHeads(outputs, layer.split_unit) if pairs_halves(layer) else None

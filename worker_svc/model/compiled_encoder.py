@@ -16,10 +16,12 @@ from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
 from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.compiled_builder import CompiledBuilder
-from worker_svc.model.description import LinearLayer
+from worker_svc.model.description import LinearLayer, MlpKind
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.encoder_weights import open_encoder, take_distance_scores, take_embeddings
 from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.panel_order import HalfHeads
+from worker_svc.model.rope import inverse_frequencies
 from worker_svc.model.weights import Checkpoint
 from worker_svc.wanted_states import Places, wanted_rows
 
@@ -29,9 +31,12 @@ _BLOCK_SIZE = 16
 
 def unsupported_reason(description: EncoderDescription, dtype: torch.dtype) -> str | None:
     """Why the compiled kernels do not support an encoder; None: they do."""
-    if len({layer.down.inputs for layer in description.layers}) > 1:
+    if len({(layer.mlp.width, layer.mlp.kind, layer.mlp.activation) for layer in description.layers}) > 1:
         return "layers of different widths"
-    return check_compiled_support(description.hidden_size // description.num_heads, _BLOCK_SIZE, dtype)
+    head_dim, rope = description.head_dim, description.rope
+    if rope is not None and (not HalfHeads.suits(head_dim) or rope.rotated_dims is not None):
+        return f"rotary positions of an encoder with heads of {head_dim}, or of a part of them"
+    return check_compiled_support(head_dim, _BLOCK_SIZE, dtype)
 
 
 class CompiledEncoder:
@@ -59,22 +64,29 @@ class CompiledEncoder:
         # Scores by distances are computed by vectors.
         may_use_amx = description.relative_positions is None
         self._builder = CompiledBuilder(
-            thread_pool, checkpoint.dtype, weights, of_encoder=True, may_use_amx=may_use_amx
+            thread_pool,
+            checkpoint.dtype,
+            weights,
+            of_encoder=True,
+            may_use_amx=may_use_amx,
+            pairs_halves=description.rope is not None,
         )
         self.use_amx = self._builder.use_amx
         """Whether products are computed by AMX."""
         self._checkpoint = checkpoint
         self._kept: list[object] = []  # whose addresses the library has
-        embeddings = take_embeddings(description, checkpoint)
+        embeddings, mlp = take_embeddings(description, checkpoint), description.layers[0].mlp
         arguments = EncoderModelArgs(
             description.hidden_size,
-            description.layers[0].down.inputs,
+            mlp.width,
             len(description.layers),
             description.num_heads,
-            ActivationCode[description.activation.name],
+            ActivationCode[mlp.activation.name],
+            int(mlp.kind is MlpKind.GATED),
             self._address(embeddings.words),
-            self._address(embeddings.positions.float()),
+            None if embeddings.positions is None else self._address(embeddings.positions.float()),
             self._address(embeddings.types.float()),
+            *self._angles(),
             self._norm(description.embedding_norm),
             self._distances(),
             (EncoderLayerArgs * len(description.layers))(*map(self._layer, description.layers)),
@@ -105,13 +117,22 @@ class CompiledEncoder:
         self._kept.append(packed)
         return packed.args()
 
+    def _angles(self) -> tuple[int | None, int | None]:
+        """The cosines and sines of all positions."""
+        rope = self.description.rope
+        if rope is None:
+            return None, None
+        frequencies = inverse_frequencies(rope, self.description.head_dim)
+        angles = torch.arange(self.description.context_length)[:, None].float() * frequencies
+        return self._address(angles.cos() * rope.attention_factor), self._address(angles.sin() * rope.attention_factor)
+
     def _distances(self) -> DistanceScoresArgs:
         relative, num_heads = self.description.relative_positions, self.description.num_heads
         if relative is None:
             return DistanceScoresArgs()
         scores = take_distance_scores(relative, num_heads, self.description.context_length, self._checkpoint)
         # They are added before products are divided by this.
-        scaled = F.pad(scores.float() * math.sqrt(self.description.hidden_size // num_heads), (0, PADDING))
+        scaled = F.pad(scores.float() * math.sqrt(self.description.head_dim), (0, PADDING))
         return DistanceScoresArgs(self._address(scaled), scaled.shape[1], scores.shape[1] // 2)
 
     def _linear(self, layer: LinearLayer) -> MatrixArgs:
@@ -124,8 +145,8 @@ class CompiledEncoder:
             self._linear(layer.qkv),
             self._linear(layer.output),
             self._norm(layer.attention_norm),
-            self._linear(layer.up),
-            self._linear(layer.down),
+            self._linear(layer.mlp.gate_up),
+            self._linear(layer.mlp.down),
             self._norm(layer.mlp_norm),
         )
 

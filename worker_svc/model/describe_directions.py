@@ -16,11 +16,16 @@ def with_directions(description: ModelDescription, config: Any) -> ModelDescript
     if not every_decoder and not getattr(config, "use_bidirectional_attention", False):
         return description
 
+    # With `is_causal`, transformers counts a window without the query's own key; Gemma's is halved by its config.
+    return in_both_directions(description, widened=int(every_decoder))
+
+
+def in_both_directions(description: ModelDescription, widened: int = 0) -> ModelDescription:
+    """The description with tokens that see later ones, too. Windows are `widened` by so many keys."""
+
     def layer(described: DecoderLayer) -> DecoderLayer:
         window = described.attention.window
-        # With `is_causal`, transformers counts a window without the query's own key; Gemma's is halved by its config.
-        if window is not None and every_decoder:
-            window += 1
-        return replace(described, attention=replace(described.attention, window=window, bidirectional=True))
+        seen = None if window is None else window + widened
+        return replace(described, attention=replace(described.attention, window=seen, bidirectional=True))
 
     return replace(description, layers=tuple(map(layer, description.layers)))

@@ -3,33 +3,41 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from worker_svc.model.describe_parts import ACTIVATIONS, describe_mlp
+from worker_svc.model.describe_rope import context_length, ropes_of
 from worker_svc.model.describe_score_head import describe_score_head, has_score_head
-from worker_svc.model.description import Activation, LinearLayer, LinearRole, SplitDimension, StoredLinear
+from worker_svc.model.description import (
+    Activation,
+    LinearLayer,
+    LinearRole,
+    MlpKind,
+    RopeConfig,
+    SplitDimension,
+    StoredLinear,
+)
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm, RelativePositions
 from worker_svc.model.score_head_description import DenseActivation
 
-_ACTIVATIONS = {
-    "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "relu": Activation.RELU,
-}
-
 
 class EncoderNames(NamedTuple):
-    """How an encoder's tensors are called. Those of a layer begin with `layers` and its number."""
+    """How an encoder's tensors are called, and which there are. Those of a layer begin with `layers` and its number."""
 
     base: str
     """What all of them begin with in a model with a head."""
     layers: str = "encoder.layer"
-    query: str = "attention.self.query"
-    key: str = "attention.self.key"
-    value: str = "attention.self.value"
+    qkv: tuple[str, ...] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    """One name: a tensor has all three."""
     output: str = "attention.output.dense"
     attention_norm: str = "attention.output.LayerNorm"
-    up: str = "intermediate.dense"
+    gate_up: tuple[str, ...] = ("intermediate.dense",)
+    """Of a gated MLP the gate, then up; one name: a tensor has both, up before the gate."""
     down: str = "output.dense"
     mlp_norm: str = "output.LayerNorm"
+    embedding_norm: str = "embeddings.LayerNorm"
+    is_gated: bool = False
+    """Whether MLPs have a gate. It has no bias, nor has up."""
+    has_biases: bool = True
+    """Of the other linear layers."""
 
 
 class HeadNames(NamedTuple):
@@ -49,20 +57,22 @@ def describe_encoder(
     activation: str | None = None,
     width: int | None = None,
     num_types: int | None = None,
+    context: int | None = None,
     first_position: int = 0,
+    rope: RopeConfig | None = None,
     relative_positions: RelativePositions | None = None,
 ) -> EncoderDescription | None:
     """The description; None if an activation or another feature cannot be described.
 
-    `eps` of norms, `activation`, `width` of the MLP and `num_types` of tokens are given where the config does not have
-    them under BERT's names. The position embedding begins at `first_position`; `relative_positions` has the tensor's
-    name without `base`.
+    `eps` of norms, `activation`, `width` of the MLP, `num_types` of tokens and the length of the `context` are given
+    where the config does not have them under BERT's names. The position embedding begins at `first_position`; with
+    `rope` there is none. `relative_positions` has the tensor's name without `base`.
 
     Raises UnsupportedModel as `describe_score_head` does.
     """
     activation = config.hidden_act if activation is None else activation
     num_types = config.type_vocab_size if num_types is None else num_types
-    if activation not in _ACTIVATIONS or getattr(config, "is_decoder", False):
+    if activation not in ACTIVATIONS or getattr(config, "is_decoder", False):
         return None
     has_head = has_score_head(config)
     prefix = f"{names.base}." if has_head else ""
@@ -75,17 +85,16 @@ def describe_encoder(
         architecture=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=hidden,
-        context_length=config.max_position_embeddings - first_position,
+        context_length=config.max_position_embeddings - first_position if context is None else context,
         num_heads=config.num_attention_heads,
-        activation=_ACTIVATIONS[activation],
         word_embedding=f"{embeddings}.word_embeddings.weight",
-        position_embedding=f"{embeddings}.position_embeddings.weight",
+        position_embedding=f"{embeddings}.position_embeddings.weight" if rope is None else None,
         first_position=first_position,
         type_embedding=f"{embeddings}.token_type_embeddings.weight" if num_types else None,
         num_types=num_types,
-        embedding_norm=LayerNorm(f"{embeddings}.LayerNorm", hidden, eps),
+        embedding_norm=LayerNorm(f"{prefix}{names.embedding_norm}", hidden, eps),
         layers=tuple(
-            _layer(config, names, f"{prefix}{names.layers}.{number}.", width, eps)
+            _layer(config, names, f"{prefix}{names.layers}.{number}.", width, eps, ACTIVATIONS[activation])
             for number in range(config.num_hidden_layers)
         ),
         # The pooler is for classes of sequences, which embeddings do not have; the positions are constants.
@@ -95,9 +104,19 @@ def describe_encoder(
             *((f"{head.dense}.", f"{head.output}.") if has_head else ()),
         ),
         prefix="" if has_head else f"{names.base}.",
+        rope=rope,
         relative_positions=relative_positions,
         score_head=describe_score_head(config, head.output, head.dense, head.activation) if has_head else None,
     )
+
+
+def describe_rotary_encoder(config: Any, names: EncoderNames, head: HeadNames) -> EncoderDescription | None:
+    """The description of an encoder with rotary positions, as `describe_encoder`."""
+    head_dim = config.hidden_size // config.num_attention_heads
+    ropes = ropes_of(config, head_dim)
+    if ropes is None or (getattr(config, "head_dim", None) or head_dim) != head_dim:
+        return None
+    return describe_encoder(config, names, head, context=context_length(config, ropes), rope=ropes[0])
 
 
 def describe_roberta(config: Any) -> EncoderDescription | None:
@@ -107,22 +126,30 @@ def describe_roberta(config: Any) -> EncoderDescription | None:
     return describe_encoder(config, EncoderNames("roberta"), HeadNames(), first_position=config.pad_token_id + 1)
 
 
-def _layer(config: Any, names: EncoderNames, prefix: str, width: int, eps: float) -> EncoderLayer:
+def _layer(
+    config: Any, names: EncoderNames, prefix: str, width: int, eps: float, activation: Activation
+) -> EncoderLayer:
     hidden, head_dim = config.hidden_size, config.hidden_size // config.num_attention_heads
 
-    def linear(
-        role: LinearRole, parts: tuple[str, ...], inputs: int, outputs: int, split: SplitDimension, unit: int = 1
-    ) -> LinearLayer:
-        stored = tuple(StoredLinear(f"{prefix}{name}", (outputs,), bias=True) for name in parts)
-        return LinearLayer(role, inputs, stored, split, unit)
+    def stored(name: str, outputs: tuple[int, ...], *, has_bias: bool = names.has_biases) -> StoredLinear:
+        return StoredLinear(f"{prefix}{name}", outputs, has_bias)
 
-    by_outputs, by_inputs = SplitDimension.OUTPUTS, SplitDimension.INPUTS
-    projections = (names.query, names.key, names.value)
+    if len(names.qkv) == 1:
+        qkv: tuple[StoredLinear, ...] = (stored(names.qkv[0], (hidden,) * 3),)
+    else:
+        qkv = tuple(stored(name, (hidden,)) for name in names.qkv)
+    if not names.is_gated:
+        gate_up: tuple[StoredLinear, ...] = (stored(names.gate_up[0], (width,)),)
+    elif len(names.gate_up) == 1:
+        gate_up = (replace(stored(names.gate_up[0], (width,) * 2, has_bias=False), reversed=True),)
+    else:
+        gate_up = tuple(stored(name, (width,), has_bias=False) for name in names.gate_up)
+    output = (stored(names.output, (hidden,)),)
+    kind = MlpKind.GATED if names.is_gated else MlpKind.PLAIN
     return EncoderLayer(
-        qkv=linear(LinearRole.QKV, projections, hidden, hidden, by_outputs, head_dim),
-        output=linear(LinearRole.ATTENTION_OUTPUT, (names.output,), hidden, hidden, by_inputs, head_dim),
+        qkv=LinearLayer(LinearRole.QKV, hidden, qkv, SplitDimension.OUTPUTS, head_dim),
+        output=LinearLayer(LinearRole.ATTENTION_OUTPUT, hidden, output, SplitDimension.INPUTS, head_dim),
         attention_norm=LayerNorm(f"{prefix}{names.attention_norm}", hidden, eps),
-        up=linear(LinearRole.GATE_UP, (names.up,), hidden, width, by_outputs),
-        down=linear(LinearRole.DOWN, (names.down,), width, hidden, by_inputs),
+        mlp=describe_mlp(kind, gate_up, stored(names.down, (hidden,)), activation),
         mlp_norm=LayerNorm(f"{prefix}{names.mlp_norm}", hidden, eps),
     )

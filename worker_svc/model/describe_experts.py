@@ -42,12 +42,16 @@ class ExpertForm:
     block: str = _MODULE
     """What a layer calls its experts in checkpoints with tensors of each expert."""
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    """What a layer calls the product of its router."""
+    fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    """What a layer calls the tensors of all experts."""
     scale: float = 1.0
     """Factor of the weights of a token's experts."""
     scores: ExpertScores = ExpertScores.SOFTMAX
     groups: ExpertGroups | None = None
     choice_bias: str | None = None
-    """What a layer's router calls the tensor that is added to choose experts."""
+    """What a layer calls the tensor that is added to choose experts."""
 
 
 def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[int] | None = None) -> ModelDescription:
@@ -78,7 +82,7 @@ def deepseek_experts(config: Any) -> ExpertForm | None:
         scale=config.routed_scaling_factor,
         scores=ExpertScores.SIGMOID,
         groups=ExpertGroups(config.n_group, config.topk_group, num_summed=2),
-        choice_bias="e_score_correction_bias",
+        choice_bias="gate.e_score_correction_bias",
     )
 
 
@@ -102,7 +106,8 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
     (dense,) = layer.mlps
     hidden, activation = dense.gate_up.inputs, dense.activation
     has_gate = form.shared_width is not None and form.has_shared_gate
-    router = StoredLinear(f"{prefix}gate", (form.num_experts,))
+    router = StoredLinear(f"{prefix}{form.router}", (form.num_experts,))
+    gate_up, down = form.fused
     shared_gate = StoredLinear(f"{prefix}shared_expert_gate", (1,))
     return replace(
         layer,
@@ -124,10 +129,10 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             if form.shared_width is None
             else _mlp(f"{prefix}{form.shared}.", form.projections, hidden, form.shared_width, activation),
             scale=form.scale,
-            fused=(f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"),
+            fused=(f"{prefix}{gate_up}", f"{prefix}{down}"),
             scores=form.scores,
             groups=form.groups,
-            choice_bias=None if form.choice_bias is None else f"{prefix}gate.{form.choice_bias}",
+            choice_bias=None if form.choice_bias is None else f"{prefix}{form.choice_bias}",
         ),
     )
 

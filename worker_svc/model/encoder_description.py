@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from worker_svc.model.description import Activation, LinearLayer, require
+from worker_svc.model.description import LinearLayer, MlpSpec, RopeConfig, require
 from worker_svc.model.linear_description import require_epsilon
 from worker_svc.model.score_head_description import ScoreHeadSpec
 
@@ -27,8 +27,7 @@ class EncoderLayer:
     qkv: LinearLayer
     output: LinearLayer
     attention_norm: LayerNorm
-    up: LinearLayer
-    down: LinearLayer
+    mlp: MlpSpec
     mlp_norm: LayerNorm
 
 
@@ -53,18 +52,20 @@ class RelativePositions:
 
 @dataclass(frozen=True, slots=True)
 class EncoderDescription:
-    """An encoder: the sum of up to three embeddings, a norm, and layers. Its last hidden states are the result."""
+    """An encoder: the sum of up to three embeddings, a norm, and layers. Its last hidden states are the result.
+
+    Positions are learnt, in an embedding, or rotary.
+    """
 
     architecture: str
     vocab_size: int
     hidden_size: int
     context_length: int
     num_heads: int
-    activation: Activation
     word_embedding: str
     """The checkpoint's tensor [vocab_size, hidden_size]."""
-    position_embedding: str
-    """The checkpoint's tensor [first_position + context_length, hidden_size]."""
+    position_embedding: str | None
+    """The checkpoint's tensor [first_position + context_length, hidden_size]; None: positions are rotary."""
     type_embedding: str | None
     """The checkpoint's tensor [num_types, hidden_size]; None: tokens are of one type. The second text of a pair is of
     the second type, where there is one; all other tokens are of the first.
@@ -78,6 +79,8 @@ class EncoderDescription:
     """Of the checkpoint's tensors that have no part in the hidden states."""
     prefix: str = ""
     """What the names of all tensors may begin with before these: those of a class with a head that is not used."""
+    rope: RopeConfig | None = None
+    """Rotary positions of all layers."""
     relative_positions: RelativePositions | None = None
     """What attention depends on beside queries and keys, if it does."""
     score_head: ScoreHeadSpec | None = None
@@ -88,17 +91,28 @@ class EncoderDescription:
         hidden = self.hidden_size
         require(bool(self.layers), "layers", "at least one")
         require(hidden % self.num_heads == 0, "num_heads", f"a divisor of {hidden}")
+        require((self.position_embedding is None) == (self.rope is not None), "rope", "in place of learnt positions")
         for layer in self.layers:
             for linear, inputs, outputs in (
                 (layer.qkv, hidden, (hidden,) * 3),
                 (layer.output, hidden, (hidden,)),
-                (layer.up, hidden, (layer.down.inputs,)),
-                (layer.down, layer.down.inputs, (hidden,)),
+                (layer.mlp.gate_up, hidden, layer.mlp.gate_up.outputs),
+                (layer.mlp.down, layer.mlp.width, (hidden,)),
             ):
                 require(linear.inputs == inputs, linear.role, f"of {inputs} inputs")
                 require(linear.outputs == outputs, linear.role, f"of the outputs {outputs}")
         for norm in self.norms:
             require(norm.size == hidden, norm.name, f"of the size {hidden}")
+
+    @property
+    def num_positions(self) -> int | None:
+        """How many positions are learnt; None: they are rotary."""
+        return None if self.position_embedding is None else self.context_length
+
+    @property
+    def head_dim(self) -> int:
+        """Of queries, keys and values."""
+        return self.hidden_size // self.num_heads
 
     @property
     def norms(self) -> Iterator[LayerNorm]:

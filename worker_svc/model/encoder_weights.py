@@ -21,14 +21,19 @@ class EncoderEmbeddings(NamedTuple):
 
     words: Tensor
     """[vocab_size, hidden_size]."""
-    positions: Tensor
-    """[context_length, hidden_size]."""
+    positions: Tensor | None
+    """[context_length, hidden_size]; None: they are rotary."""
     types: Tensor
     """[2, hidden_size]; where there is one type, both are the same."""
 
     def of_places(self, dtype: torch.dtype) -> Tensor:
-        """[2 * context_length, hidden_size]: positions with the first type, then with the second, added in a dtype."""
-        positions, types = self.positions.to(dtype), self.types.to(dtype)
+        """[2 * context_length, hidden_size]: positions with the first type, then with the second, added in a dtype.
+        Without learnt positions, the types.
+        """
+        types = self.types.to(dtype)
+        if self.positions is None:
+            return types
+        positions = self.positions.to(dtype)
         return torch.cat([positions + types[0], positions + types[1]])
 
 
@@ -60,7 +65,9 @@ def take_embeddings(description: EncoderDescription, checkpoint: Checkpoint) -> 
     """Raises UnsupportedModel if tensors do not match the description."""
     hidden, first, num_types = description.hidden_size, description.first_position, description.num_types
     words = checkpoint.take(description.word_embedding, description.vocab_size, hidden)
-    positions = checkpoint.take(description.position_embedding, first + description.context_length, hidden)[first:]
+    positions = None
+    if description.position_embedding is not None:
+        positions = checkpoint.take(description.position_embedding, first + description.context_length, hidden)[first:]
     if description.type_embedding is None:
         return EncoderEmbeddings(words, positions, words.new_zeros(2, hidden))
     types = checkpoint.take(description.type_embedding, num_types, hidden)
@@ -92,13 +99,16 @@ def _buckets(distances: Tensor, relative: RelativePositions) -> Tensor:
     return torch.where(lengths < num_near, lengths, far) + half * (distances > 0)
 
 
-def token_places(lengths: Sequence[int], num_first: Sequence[int] | None, context_length: int) -> Tensor:
+def token_positions(lengths: Sequence[int]) -> Tensor:
+    """Of the tokens of prompts, int64 [num_tokens], on the CPU."""
+    return torch.cat([torch.arange(length) for length in lengths])
+
+
+def token_places(lengths: Sequence[int], num_first: Sequence[int] | None, num_positions: int | None) -> Tensor:
     """The rows of `of_places` that the tokens of prompts have, int64 [num_tokens], on the CPU. `num_first` is how many
-    tokens of each prompt are of the first type; None: all.
+    tokens of each prompt are of the first type; None: all. `num_positions`: how many are learnt; None: none.
     """
-    places = []
-    for length, number in zip(lengths, lengths if num_first is None else num_first, strict=True):
-        of_prompt = torch.arange(length)
-        of_prompt[number:] += context_length
-        places.append(of_prompt)
-    return torch.cat(places)
+    positions = token_positions(lengths)
+    firsts = torch.tensor(lengths if num_first is None else num_first)
+    is_second = (positions >= firsts.repeat_interleave(torch.tensor(lengths))).long()
+    return is_second if num_positions is None else positions + is_second * num_positions

@@ -21,13 +21,9 @@ class Linear(Protocol):
         """The float32 `residual` plus the product with `inputs`; `residual` may be overwritten."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Linear:
-    """The fastest form of a weight [out_features, in_features] on its device. The weight itself is not kept on a
-    CPU. With `activation` the map is not linear: the function follows the product, but not in `add`.
-    """
-    if _one_dnn_takes(weight):
-        return OneDnnLinear(weight, bias, activation)
-    return PlainLinear(weight, bias, activation)
+def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The fastest form of a weight [out_features, in_features] on its device. A CPU does not keep the weight itself."""
+    return OneDnnLinear(weight, bias) if _one_dnn_takes(weight) else PlainLinear(weight, bias)
 
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
@@ -38,26 +34,16 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     Activation.RELU2: lambda inputs: F.relu(inputs).square_(),
 }
 """The functions; each returns a new tensor."""
-# As oneDNN names the function and its algorithm.
-_ONE_DNN_ACTIVATIONS = {
-    None: ("none", ""),
-    Activation.GELU: ("gelu", "none"),
-    Activation.GELU_TANH: ("gelu", "tanh"),
-    Activation.SILU: ("swish", ""),
-    Activation.RELU: ("relu", ""),
-}
 
 
 class PlainLinear:
     """torch's own product."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
-        self._activation = None if activation is None else ACTIVATIONS[activation]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        product = F.linear(inputs, self._weight, self._bias)
-        return product if self._activation is None else self._activation(product)
+        return F.linear(inputs, self._weight, self._bias)
 
     def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
         return residual.add_(F.linear(inputs, self._weight, self._bias))
@@ -66,20 +52,19 @@ class PlainLinear:
 class OneDnnLinear:
     """oneDNN's product, with a weight in the blocked layout that torch would otherwise create for each product."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> None:
-        self._function, self._algorithm = _ONE_DNN_ACTIVATIONS[activation]
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        product: Tensor = self._multiply(inputs, self._weight, self._bias, self._function, [], self._algorithm)
+        product: Tensor = self._multiply(inputs, self._weight, self._bias, "none", [], "")
         return product
 
     def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
         if inputs.dtype != residual.dtype:
-            return residual.add_(self._multiply(inputs, self._weight, self._bias, "none", [], ""))
+            return residual.add_(self(inputs))
         total: Tensor = self._multiply_add(inputs, residual, self._weight, self._bias, "add")
         return total
 

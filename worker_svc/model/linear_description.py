@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 
 
 class InvalidDescription(ValueError):  # noqa: N818
@@ -75,11 +76,21 @@ class StoredLinear:
     """The stored weight is [inputs, sum of outputs]."""
     interleaved: int | None = None
     """The parts take turns, each with this many outputs: those of one head. None: each part is whole."""
+    reversed: bool = False
+    """The last part is stored first."""
 
     def __post_init__(self) -> None:
         if self.interleaved is not None:
             alike = len(set(self.outputs)) == 1 and self.outputs[0] % self.interleaved == 0
             require(alike, self.name, f"of parts with the same number of outputs, a multiple of {self.interleaved}")
+
+    @property
+    def spans(self) -> tuple[range, ...]:
+        """Of each part, in order, the outputs of the stored layer that it has. Parts do not take turns."""
+        step = -1 if self.reversed else 1
+        widths = self.outputs[::step]
+        spans = tuple(range(end - width, end) for width, end in zip(widths, accumulate(widths), strict=True))
+        return spans[::step]
 
 
 @dataclass(frozen=True, slots=True)

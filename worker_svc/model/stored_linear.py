@@ -134,10 +134,7 @@ def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredW
             starts = range(part * turn, sum(stored.outputs), num_parts * turn)
             yield _Ranges(weight, tuple(range(start, start + turn) for start in starts))
         return
-    start = 0
-    for width in stored.outputs:
-        yield weight.outputs(start, start + width)
-        start += width
+    yield from (weight.outputs(span.start, span.stop) for span in stored.spans)
 
 
 def bias_parts(stored: StoredLinear, bias: Tensor | None) -> Iterator[Tensor | None]:
@@ -148,7 +145,7 @@ def bias_parts(stored: StoredLinear, bias: Tensor | None) -> Iterator[Tensor | N
         turns = bias.view(-1, len(stored.outputs), stored.interleaved)
         yield from (turns[:, part].flatten() for part in range(len(stored.outputs)))
     else:
-        yield from torch.split(bias, list(stored.outputs))
+        yield from (bias[span.start : span.stop] for span in stored.spans)
 
 
 def halves_of_neighbours(num_outputs: int, head_dim: int, rotated: int) -> Tensor:
@@ -192,7 +189,8 @@ class Reordered:
         found = group_codes(self.weight)
         if found is None:
             return None
-        return GroupCodes(*(each[self.order] for each in (found.codes, found.zeros, found.scales)), found.groups)
+        codes, zeros, scales = (each[self.order] for each in (found.codes, found.zeros, found.scales))
+        return GroupCodes(codes, zeros, scales, found.groups)
 
     def block_codes(self) -> BlockCodes | None:
         found = block_codes(self.weight)

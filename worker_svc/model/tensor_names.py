@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from worker_svc.model.description import ExpertsSpec, ModelDescription
 
@@ -35,9 +36,14 @@ class StoredTensor:
         return shape if self.rows is None else self.rows.whole
 
     def is_stored_as(self, found: Sequence[int], shape: tuple[int, ...]) -> bool:
-        """Whether the tensor `name` may have the shape `found`. A single number may be stored without a dimension."""
-        whole = self.whole(shape)
-        return tuple(found) == whole or (whole == (1,) and not found)
+        """Whether the tensor `name` may have the shape `found`. Leading dimensions of 1 do not count: a single number
+        may be stored without a dimension, and a bias with two.
+        """
+        return _without_leading_ones(found) == _without_leading_ones(self.whole(shape))
+
+
+def _without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dropwhile(lambda size: size == 1, shape))
 
 
 def described_names(description: ModelDescription, stored: Collection[str]) -> dict[str, StoredTensor]:

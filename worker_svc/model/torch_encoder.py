@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.model.description import Activation, LinearLayer
+from worker_svc.model.building import BuiltMlp
+from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
+from worker_svc.model.encoder_rotation import EncoderRotation
 from worker_svc.model.encoder_weights import open_encoder, take_distance_scores, take_embeddings, token_places
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.prompt_groups import PromptGroup, prompt_groups
+from worker_svc.model.torch_mlp import TorchMlp, activated
 from worker_svc.model.weights import Checkpoint
 from worker_svc.wanted_states import Places, wanted_states
 
@@ -35,8 +38,7 @@ class _Layer:
     qkv: Linear
     output: Linear
     attention_norm: _Norm
-    up: Linear
-    down: Linear
+    mlp: TorchMlp
     mlp_norm: _Norm
 
 
@@ -50,7 +52,8 @@ class TorchEncoder:
         embeddings = take_embeddings(description, checkpoint)
         self._words, self._positions = embeddings.words, embeddings.of_places(self.dtype)
         self._norm = _Norm(description.embedding_norm, checkpoint)
-        self._layers = [_build(layer, description.activation, checkpoint) for layer in description.layers]
+        self._layers = [_build(layer, checkpoint) for layer in description.layers]
+        self._rotation = EncoderRotation(description, self.dtype, self.device)
         relative, self._distance_scores = description.relative_positions, None
         if relative is not None:
             sizes = description.num_heads, description.context_length
@@ -66,12 +69,14 @@ class TorchEncoder:
         lengths = [len(prompt) for prompt in prompts]
         flat = [token_id for prompt in prompts for token_id in prompt]
         tokens = torch.tensor(flat, dtype=torch.long, device=self.device)
-        position_rows = token_places(lengths, num_first, self.description.context_length).to(self.device)
+        position_rows = token_places(lengths, num_first, self.description.num_positions).to(self.device)
+        rotate = self._rotation.of_prompts(lengths)
         groups = [(group, self._mask(group)) for group in prompt_groups(lengths, self.device)]
         hidden = self._norm(self._words[tokens] + self._positions[position_rows])
         for layer in self._layers:
-            hidden = layer.attention_norm(layer.output.add(self._attention(layer.qkv(hidden), groups), hidden))
-            hidden = layer.mlp_norm(layer.down.add(layer.up(hidden), hidden))
+            attended = self._attention(rotate(layer.qkv(hidden)), groups)
+            hidden = layer.attention_norm(layer.output.add(attended, hidden))
+            hidden = layer.mlp_norm(layer.mlp.down.add(activated(layer.mlp, hidden), hidden))
         return wanted_states(torch.split(hidden, lengths), places)
 
     def _mask(self, group: PromptGroup) -> Tensor | None:
@@ -106,11 +111,14 @@ def load_torch_encoder(
         return TorchEncoder(description, checkpoint)
 
 
-def _build(layer: EncoderLayer, activation: Activation, checkpoint: Checkpoint) -> _Layer:
-    def linear(spec: LinearLayer, activation: Activation | None = None) -> Linear:
-        return make_linear(*LinearWeights(spec, checkpoint).fused(), activation)
+def _build(layer: EncoderLayer, checkpoint: Checkpoint) -> _Layer:
+    def linear(spec: LinearLayer) -> Linear:
+        return make_linear(*LinearWeights(spec, checkpoint).fused())
 
-    qkv, output = linear(layer.qkv), linear(layer.output)
-    up, down = linear(layer.up, activation), linear(layer.down)
-    attention_norm, mlp_norm = (_Norm(norm, checkpoint) for norm in (layer.attention_norm, layer.mlp_norm))
-    return _Layer(qkv, output, attention_norm, up, down, mlp_norm)
+    return _Layer(
+        linear(layer.qkv),
+        linear(layer.output),
+        _Norm(layer.attention_norm, checkpoint),
+        BuiltMlp(layer.mlp, linear(layer.mlp.gate_up), linear(layer.mlp.down)),
+        _Norm(layer.mlp_norm, checkpoint),
+    )

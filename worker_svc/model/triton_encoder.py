@@ -1,11 +1,13 @@
-"""An encoder on a GPU: between two matrix products there is one Triton kernel.
+"""An encoder on a GPU: between two matrix products there is one Triton kernel. torch's operators compute rotary
+positions.
 
 Products are torch's, in the model's dtype, or Quire's own in deterministic mode. The hidden state between layers is
 float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from quire_kernels.activation import Activation, plain_activation
+from quire_kernels.activation import Activation, gated_activation, plain_activation
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.paged_attention import unsupported_heads
@@ -21,8 +23,9 @@ from quire_kernels.post_norm import post_norm
 from quire_kernels.prompt_attention import prompt_attention
 from quire_kernels.row_norm import RowNorm
 from worker_svc.errors import UnsupportedModel
-from worker_svc.model.description import LinearLayer
+from worker_svc.model.description import LinearLayer, MlpKind
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
+from worker_svc.model.encoder_rotation import EncoderRotation
 from worker_svc.model.encoder_weights import open_encoder, take_embeddings, token_places
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.weights import Checkpoint
@@ -33,7 +36,7 @@ def unsupported_reason(description: EncoderDescription) -> str | None:
     """Why the Triton kernels do not compute an encoder; None: they do."""
     if description.relative_positions is not None:
         return "a relative position bias"
-    return unsupported_heads(description.hidden_size // description.num_heads)
+    return unsupported_heads(description.head_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +57,8 @@ class _TritonEncoderLayer:
     qkv: _EncoderProduct
     output: _EncoderProduct
     attention_norm: RowNorm
-    up: _EncoderProduct
+    gate_up: _EncoderProduct
+    activate: Callable[[Tensor], Tensor]
     down: _EncoderProduct
     mlp_norm: RowNorm
 
@@ -72,10 +76,10 @@ class TritonEncoder:
         self.description = description
         self.device, self.dtype = checkpoint.device, checkpoint.dtype
         self._deterministic = deterministic
-        self._activation = Activation(description.activation.value)
         embeddings = take_embeddings(description, checkpoint)
         self._words, self._positions = embeddings.words, embeddings.of_places(torch.float32)
         self._norm = _norm(description.embedding_norm, checkpoint)
+        self._rotation = EncoderRotation(description, self.dtype, self.device)
         self._layers = [self._build(layer, checkpoint) for layer in description.layers]
 
     def __call__(
@@ -87,17 +91,18 @@ class TritonEncoder:
         """
         lengths = [len(prompt) for prompt in prompts]
         tokens = self._upload([token_id for prompt in prompts for token_id in prompt], torch.long)
-        position_rows = token_places(lengths, num_first, self.description.context_length)
+        position_rows = token_places(lengths, num_first, self.description.num_positions)
         starts = self._upload([0, *accumulate(lengths)], torch.int32)
         # No token is one that was just sampled.
         hidden = embed_tokens(
             tokens, tokens, self._words, positions=position_rows.to(self.device), position_embedding=self._positions
         )
+        rotate = self._rotation.of_prompts(lengths)
         normed = post_norm(hidden, None, self._norm, self.dtype)
         for layer in self._layers:
-            attended = prompt_attention(layer.qkv(normed), starts, self.description.num_heads)
+            attended = prompt_attention(rotate(layer.qkv(normed)), starts, self.description.num_heads)
             normed = post_norm(hidden, layer.output(attended), layer.attention_norm, self.dtype)
-            active = plain_activation(layer.up(normed), self._activation)
+            active = layer.activate(layer.gate_up(normed))
             normed = post_norm(hidden, layer.down(active), layer.mlp_norm, self.dtype)
         return wanted_states(torch.split(hidden, lengths), places)
 
@@ -108,12 +113,14 @@ class TritonEncoder:
         def product(spec: LinearLayer) -> _EncoderProduct:
             return _EncoderProduct(*LinearWeights(spec, checkpoint).fused(), self._deterministic)
 
+        activate = gated_activation if layer.mlp.kind is MlpKind.GATED else plain_activation
         return _TritonEncoderLayer(
             product(layer.qkv),
             product(layer.output),
             _norm(layer.attention_norm, checkpoint),
-            product(layer.up),
-            product(layer.down),
+            product(layer.mlp.gate_up),
+            partial(activate, activation=Activation(layer.mlp.activation.value)),
+            product(layer.mlp.down),
             _norm(layer.mlp_norm, checkpoint),
         )
 

@@ -216,5 +216,5 @@ class MessagesBody(BodyModel):
         "Only requests of the tenant with the same text share cached prefixes, as in vLLM.", minLength=1, maxLength=1024
     )
     chat_template_kwargs: JsonObject | None = option(
-        "Variables for the chat template, at most 16,384 characters, as vLLM has them."
+        "Variables for the chat template, at most 262,144 characters, as vLLM has them."
     )

@@ -23,7 +23,7 @@ class InputsBody(BodyModel):
     messages: Items[MessageBody] | None = option(
         "A chat, in place of input: what the chat template makes of it gets a value.", minItems=1
     )
-    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
+    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 262,144 characters.")
     add_generation_prompt: bool | None = option("Whether the text of a chat ends where an answer begins.", False)
     continue_final_message: bool | None = option("Whether the text of a chat ends with its last message, open.", False)
     truncate_prompt_tokens: int | None = option(

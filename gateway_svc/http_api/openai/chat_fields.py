@@ -85,6 +85,7 @@ def read_chats(body: ChatOptions, chats: Mapping[str, Sequence[MessageBody] | No
     if body.tool_choice is not None and body.function_call is not None:
         raise invalid("function_call", "must not be beside tool_choice")
     is_legacy = body.functions is not None
+    variables, variable_names = _variables(body)
     reasoning = _reasoning(body)
     prompt = ChatPrompt(
         messages=(),
@@ -92,7 +93,7 @@ def read_chats(body: ChatOptions, chats: Mapping[str, Sequence[MessageBody] | No
         tool_choice=_tool_choice(body),
         # A message has one function_call.
         parallel_tool_calls=False if is_legacy else body.parallel_tool_calls,
-        template_variables=template_variables(body.chat_template_kwargs),
+        template_variables=variables,
         reasoning_effort=reasoning.effort,
         prompt_end=prompt_end(body.add_generation_prompt is not False, body.continue_final_message),
         max_reasoning_tokens=reasoning.max_tokens,
@@ -102,7 +103,11 @@ def read_chats(body: ChatOptions, chats: Mapping[str, Sequence[MessageBody] | No
     is_named = prompt.tool_choice is not None and prompt.tool_choice.mode is ToolMode.NAMED
     fields = ChatFields(
         None,
-        {**{which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old}, **reasoning.names},
+        {
+            **{which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old},
+            **variable_names,
+            **reasoning.names,
+        },
         CallFormat(is_legacy, is_named),
     )
     return [
@@ -215,6 +220,20 @@ def _tool_call(call: MessageToolCall | MessageCustomCall, path: str) -> ToolCall
 
 def _called(function: CalledFunction, call_id: str, path: str) -> ToolCall:
     return ToolCall(function.name, function.arguments or "", call_id, path)
+
+
+def _variables(body: ChatOptions) -> tuple[str | None, Mapping[str, str]]:
+    """The text of the variables for the template, and how this body calls the field, if in its own way."""
+    variables = body.chat_template_kwargs
+    if not body.documents:
+        return template_variables(variables), {}
+    if variables:
+        if "documents" in variables:
+            raise invalid("documents", "must not be beside documents in chat_template_kwargs")
+        return template_variables({**variables, "documents": body.documents}), {}
+    text = json_text("documents", {"documents": body.documents})
+    check_variables_length("documents", text)
+    return text, {Field.TEMPLATE_VARIABLES: "documents"}
 
 
 def template_variables(variables: Mapping[str, Any] | None) -> str | None:

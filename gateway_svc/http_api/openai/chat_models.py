@@ -260,7 +260,10 @@ class ChatOptions(GenerationBody):
     function_call: (
         Annotated[_FunctionMode | Annotated[NamedFunction, Tag(tag("name"))], Discriminator(_mode_or_name)] | None
     ) = option("The choice among functions, in the legacy form.")
-    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
+    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 262,144 characters.")
+    documents: Items[JsonObject] | None = option(
+        'Documents for a template that takes them, such as {"title": …, "text": …}: a variable of the template.'
+    )
     echo: bool | None = option("Whether answers begin with the last message, if that is one of the assistant.", False)
     include_reasoning: bool | None = option("Whether the answer has the model's reasoning.", True)
     reasoning_effort: str | None = option(

@@ -6,7 +6,6 @@ from gateway_svc.http_api.body_model import Neutral, Notes
 _OPENAI_AND_VLLM: Neutral = {
     "audio": (),
     "data_parallel_rank": (),
-    "documents": ([],),
     "ec_transfer_params": ({},),
     "guided_decoding_backend": ("auto", "guidance"),
     "kv_transfer_params": ({},),
@@ -162,6 +161,7 @@ _BOTH: Neutral = {**_OTHERS, **_OPENAI_AND_VLLM, **_SGLANG, **_LLAMA_CPP, **_TGI
 
 COMPLETION: Neutral = {
     **_BOTH,
+    "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "prompt_embeds": (),

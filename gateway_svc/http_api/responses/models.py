@@ -332,7 +332,7 @@ class ResponsesBody(BodyModel):
     structured_outputs: StructuredOutputs | None = option("A constraint, as in vLLM; not beside a text.format.")
     reasoning: ReasoningOptions | None = option("Options of the reasoning.")
     include_reasoning: bool | None = option("Whether the answer has the model's reasoning.", True)
-    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
+    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 262,144 characters.")
     truncation: Annotated[Literal["auto", "disabled"], ErrorMessage('must be "auto" or "disabled"')] | None = option(
         "What is done with a conversation that does not fit the context: disabled refuses it, auto leaves out its "
         "oldest messages.",

@@ -234,7 +234,7 @@ def combinations() -> Iterator[Case]:
         (chat, {"thinking": {"type": "enabled", "budget_tokens": 1}, "thinking_token_budget": 1}, INVALID,
          "thinking.budget_tokens"),
         *((chat, {"chat_template_kwargs": {name: 1}}, INVALID, "chat_template_kwargs")
-          for name in ("messages", "tools", "documents", "add_generation_prompt", "range", "a" * 2**14)),
+          for name in ("messages", "tools", "documents", "add_generation_prompt", "range", "a" * 2**18)),
         (chat, {"continue_final_message": True, "add_generation_prompt": False}, INVALID, "continue_final_message"),
         *((chat, {"tools": [{**TOOL, "function": {"name": "a", field: value}}]}, INVALID, f"tools[0].function.{field}")
           for value, field in [

@@ -47,6 +47,7 @@ class OneLayer:
         self.down = torch.zeros(HIDDEN, INTERMEDIATE, dtype=dtype)
         self.norms = [(torch.ones(HIDDEN), torch.zeros(HIDDEN)) for _ in range(3)]
         self.activation = ActivationCode.GELU
+        self.is_gated = False
         self.distances: Tensor | None = None
         """What is added to scores, float32 [HEADS, 2 * longest - 1]."""
 
@@ -60,8 +61,8 @@ class OneLayer:
         norms = [pack_norm(NormCode.LAYER, weight, bias, EPSILON) for weight, bias in self.norms]
         first, second, third = (norm.args() for norm in norms)
         layers = (EncoderLayerArgs * 1)(EncoderLayerArgs(qkv, output, second, up, down, third))
-        sizes = (HIDDEN, INTERMEDIATE, 1, HEADS, self.activation)
-        addresses = (self.words.data_ptr(), zeros.data_ptr(), zeros.data_ptr())
+        sizes = (HIDDEN, INTERMEDIATE, 1, HEADS, self.activation, self.is_gated)
+        addresses = (self.words.data_ptr(), zeros.data_ptr(), zeros.data_ptr(), None, None)
         distances = DistanceScoresArgs()
         if self.distances is not None:
             padded = pad(self.distances * (HIDDEN // HEADS) ** 0.5, (0, PADDING))
@@ -145,6 +146,22 @@ def test_activations(activation: ActivationCode, dtype: torch.dtype, use_amx: bo
     [states] = layer.embedded([70])
     states = layer.norm(states, 1)
     widened = ACTIVATIONS[activation](linear(states, layer.up.double()))
+    expected = layer.norm(states + linear(widened, layer.down.double()), 2)
+    assert_all_close(layer.run([70]), [expected], TOLERANCES[dtype, use_amx and dtype == torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gate(dtype: torch.dtype, use_amx: bool) -> None:
+    """Sixteen outputs of the gate and the same of up stand side by side in its weight."""
+    torch.manual_seed(0)
+    layer = OneLayer(dtype, use_amx, 70)
+    layer.is_gated = True
+    gate, up = torch.randn(2, INTERMEDIATE, HIDDEN).to(dtype) / 4
+    layer.up = torch.stack([gate.view(-1, 16, HIDDEN), up.view(-1, 16, HIDDEN)], 1).reshape(-1, HIDDEN)
+    layer.down = (torch.randn(HIDDEN, INTERMEDIATE) / 4).to(dtype)
+    [states] = layer.embedded([70])
+    states = layer.norm(states, 1)
+    widened = gelu(linear(states, gate.double())) * linear(states, up.double())
     expected = layer.norm(states + linear(widened, layer.down.double()), 2)
     assert_all_close(layer.run([70]), [expected], TOLERANCES[dtype, use_amx and dtype == torch.float32])
 

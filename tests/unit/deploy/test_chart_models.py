@@ -140,6 +140,8 @@ def test_gateways_serve_what_workers_have() -> None:
     config = VALUES["models"]["models"][1]["overrideGenerationConfig"]
     assert json.loads(large.override_generation_config or "") == config
     assert load_generation_defaults("quire", large.override_generation_config, Path()).max_tokens == 4_000_000
+    variables = VALUES["models"]["models"][1]["chatTemplateKwargs"]
+    assert json.loads(large.chat_template_kwargs or "") == variables
     assert small.names == ("small",)
     for model, worker in zip((chat, large), of_service("models", "worker"), strict=False):
         assert model.environment.items() <= environment("models", worker).items()

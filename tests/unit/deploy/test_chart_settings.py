@@ -153,6 +153,7 @@ def test_gateway_values_become_its_settings(monkeypatch: pytest.MonkeyPatch) -> 
     assert read.chat_template is not None
     assert read.chat_template.replace("$$(", "$(") == CHAT_TEMPLATE  # as Kubernetes reads it
     assert "$(" not in read.chat_template.replace("$$(", "")
+    assert read.chat_template_kwargs == '{"enable_thinking":false,"style":"$$(a short one)"}'
     assert read.chat_roles == "ipython,critic"
     assert (read.tool_format, read.reasoning_format, read.task) == ("hermes", "none", "embed")
     assert read.allowed_host_patterns == ("api.example.com", "*.internal")

@@ -114,6 +114,32 @@ def test_a_template_of_the_setting_is_that_of_all_chats(tmp_path: Path) -> None:
     assert template.render(replace(CHAT, tools=[{"type": "function"}])) == "set"
 
 
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_a_chat_may_replace_the_variables_of_the_setting(has_tools: bool, tmp_path: Path) -> None:
+    templates = [{"name": name, "template": "{{ a }} {{ b }} {{ documents }}"} for name in ("tool_use", "default")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    template = load_chat_template(tmp_path, variables='{"a": 1, "b": {"c": [2]}}')
+    assert template is not None
+    chat = replace(CHAT, tools=[{"type": "function"}] if has_tools else None)
+    assert template.render(chat) == "1 {'c': [2]} None"
+    assert template.render(replace(chat, variables={"a": False, "documents": [{}]})) == "False {'c': [2]} [{}]"
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ('{"messages": []}', "QUIRE_CHAT_TEMPLATE_KWARGS must not have messages, which the template has already"),
+        ('{"bos_token": ""}', "QUIRE_CHAT_TEMPLATE_KWARGS must not have bos_token, which the template has already"),
+        ("[]", "QUIRE_CHAT_TEMPLATE_KWARGS is not a JSON object"),
+        ("{", "QUIRE_CHAT_TEMPLATE_KWARGS is not JSON: "),
+    ],
+)
+def test_variables_of_the_setting_that_cannot_be_used_are_named(variables: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "a", "bos_token": "<s>"}))
+    with pytest.raises(BadSetting, match=f"^{why}"):
+        load_chat_template(tmp_path, variables=variables)
+
+
 def test_text_and_variables_are_those_of_both_templates() -> None:
     template = ChatTemplate("plain {{ one }}", {}, tool_use="tools {{ two }}")
     assert {"one", "two"} <= template.variables

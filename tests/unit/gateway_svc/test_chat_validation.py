@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from chat_families import byte_level, special
 from gateway_svc.chat_template import ChatTemplate, ChatTemplateError
-from gateway_svc.chat_validation import ChatValidator
+from gateway_svc.chat_validation import MAX_VARIABLES_LENGTH, ChatValidator
 from gateway_svc.chats import (
     ChatMessage,
     ChatPrompt,
@@ -219,11 +219,27 @@ def test_a_template_that_leaves_calls_out_gets_them_as_text() -> None:
 def test_variables_go_to_the_template_unless_it_has_them_already() -> None:
     assert template_chat(template_variables='{"enable_thinking": false}').variables == {"enable_thinking": False}
     template = ChatTemplate("{{ bos_token }}{{ x }}", {"bos_token": "<s>"})
-    for name in ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "namespace", "strftime_now"):
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "namespace", "strftime_now"):
         text = json.dumps({name: 1})
         assert refused(template=template, template_variables=text) == (Reason.INVALID_FIELD, "chat.template_kwargs")
     assert template.render(template_chat(template=template, template_variables='{"x": "y", "self": 1}')) == "<s>y"
-    assert refused(template_variables=json.dumps({"a": "b" * 2**14}))[1] == "chat.template_kwargs"
+    assert refused(template_variables=json.dumps({"a": "b" * MAX_VARIABLES_LENGTH}))[1] == "chat.template_kwargs"
+
+
+def test_documents_are_objects_and_for_a_template_that_takes_them() -> None:
+    template = ChatTemplate("{% for one in documents or () %}{{ one.text }};{% endfor %}", {})
+    for documents, text in (([{"text": "a"}, {"text": "b"}], "a;b;"), ([], ""), (None, "")):
+        variables = json.dumps({"documents": documents})
+        assert template.render(template_chat(template=template, template_variables=variables)) == text
+    wrong: Any
+    for wrong in ("a", {"text": "a"}, ["a"], [[]]):
+        variables = json.dumps({"documents": wrong})
+        assert refused(template=template, template_variables=variables) == (
+            Reason.INVALID_FIELD,
+            "chat.template_kwargs",
+        )
+    given = json.dumps({"documents": [{"text": "a"}]})
+    assert refused(template=PLAIN, template_variables=given) == (Reason.FEATURE_UNSUPPORTED, "chat.template_kwargs")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         tokenizer_revision = "v2"
         served_model_name = ["one", "two"]
         chat_template = "{{ messages[0].content }}"
+        chat_template_kwargs = { enable_thinking = false, style = { tone = "short" } }
         chat_roles = ["ipython", "critic"]
         tool_format = "hermes"
         reasoning_format = "none"
@@ -59,6 +60,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         tokenizer_revision="v2",
         served_names=("one", "two"),
         chat_template="{{ messages[0].content }}",
+        chat_template_kwargs=first.chat_template_kwargs,
         chat_roles=("ipython", "critic"),
         tool_format="hermes",
         reasoning_format="none",
@@ -69,6 +71,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         origin=f"{path}: models[0]",
     )
     assert json.loads(first.override_generation_config or "") == {"temperature": 0.5, "max_new_tokens": 4_000_000}
+    assert json.loads(first.chat_template_kwargs or "") == {"enable_thinking": False, "style": {"tone": "short"}}
     assert first.environment == {
         "QUIRE_MODEL": "owner/name",
         "QUIRE_REVISION": "v1",
@@ -192,6 +195,7 @@ def test_a_role_that_cannot_be_is_refused_by_its_setting(
         (GatewaySettings, "model", "tiny"),
         (GatewaySettings, "served_model_name", "tiny"),
         (GatewaySettings, "chat_template", "{{ messages }}"),
+        (GatewaySettings, "chat_template_kwargs", "{}"),
         (GatewaySettings, "chat_roles", "ipython"),
         (GatewaySettings, "tool_format", "hermes"),
         (GatewaySettings, "reasoning_format", "none"),
@@ -237,12 +241,23 @@ def test_an_empty_setting_is_an_absent_one(
 
 def test_one_model_has_its_settings() -> None:
     named = ["--model", "owner/name", "--revision", "v1", "--tokenizer", "other", "--tokenizer-revision", "v2"]
-    more = ["--served-model-name", "a,b", "--chat-template", "t", "--chat-roles", "r, s"]
+    more = [
+        "--served-model-name",
+        "a,b",
+        "--chat-template",
+        "t",
+        "--chat-template-kwargs",
+        "{}",
+        "--chat-roles",
+        "r, s",
+    ]
     formats = ["--tool-format", "json", "--reasoning-format", "none"]
     rest = ["--generation-config", "auto", "--override-generation-config", "{}"]
     settings = read_settings(GatewaySettings, [*named, *more, *formats, *rest])
     assert settings.model_settings() == [
-        ModelSettings("owner/name", "v1", "other", "v2", ("a", "b"), "t", ("r", "s"), "json", "none", "auto", "{}")
+        ModelSettings(
+            "owner/name", "v1", "other", "v2", ("a", "b"), "t", "{}", ("r", "s"), "json", "none", "auto", "{}"
+        )
     ]
     (supervised,) = read_settings(SupervisorSettings, [*named, "--workers", "3"]).model_settings()
     assert supervised == ModelSettings("owner/name", "v1", "other", "v2", workers=3)

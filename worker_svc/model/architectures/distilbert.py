@@ -10,12 +10,10 @@ from worker_svc.model.score_head_description import DenseActivation
 _NAMES = EncoderNames(
     "distilbert",
     layers="transformer.layer",
-    query="attention.q_lin",
-    key="attention.k_lin",
-    value="attention.v_lin",
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     output="attention.out_lin",
     attention_norm="sa_layer_norm",
-    up="ffn.lin1",
+    gate_up=("ffn.lin1",),
     down="ffn.lin2",
     mlp_norm="output_layer_norm",
 )

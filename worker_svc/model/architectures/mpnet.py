@@ -8,9 +8,7 @@ from worker_svc.model.encoder_description import EncoderDescription, RelativePos
 
 _NAMES = EncoderNames(
     "mpnet",
-    query="attention.attn.q",
-    key="attention.attn.k",
-    value="attention.attn.v",
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     output="attention.attn.o",
     attention_norm="attention.LayerNorm",
 )

@@ -240,7 +240,7 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{- $worker := .Values.worker -}}
 {{- $models := list -}}
 {{- if .Values.models -}}
-{{- $alone := pick .Values.model "name" "revision" "tokenizer" "tokenizerRevision" "servedModelName" "chatTemplate" "chatRoles" "toolFormat" "reasoningFormat" "generationConfig" "overrideGenerationConfig" "task" -}}
+{{- $alone := pick .Values.model "name" "revision" "tokenizer" "tokenizerRevision" "servedModelName" "chatTemplate" "chatTemplateKwargs" "chatRoles" "toolFormat" "reasoningFormat" "generationConfig" "overrideGenerationConfig" "task" -}}
 {{- range $key, $value := $alone -}}
 {{- if $value -}}
 {{- fail (printf "model.%s cannot be set together with models: move it into an entry" $key) -}}
@@ -339,10 +339,12 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{ $key }} = {{ . | toJson }}
 {{- end }}
 {{- end }}
-{{- with .overrideGenerationConfig }}
-[models.override_generation_config]
+{{- range $table, $values := dict "chat_template_kwargs" .chatTemplateKwargs "override_generation_config" .overrideGenerationConfig }}
+{{- with $values }}
+[models.{{ $table }}]
 {{- range $key, $value := . }}
-{{ $key }} = {{ $value | toJson }}
+{{ $key | toJson }} = {{ $value | toJson }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{ end }}

@@ -21,10 +21,11 @@
 namespace quire {
 
 struct EncoderLayer {
-    Matrix qkv;  // queries, keys, values
+    Matrix qkv;  // queries, keys, values; with rotary positions, each panel has 16 outputs of the first half of a head, then the same of
+                 // the second
     Matrix output;
     Norm attention_norm;
-    Matrix up;
+    Matrix gate_up;  // with a gate, each panel has 16 of its outputs, then the same of up
     Matrix down;
     Norm mlp_norm;
 };
@@ -32,9 +33,12 @@ struct EncoderLayer {
 struct EncoderModel {
     int64_t hidden_size, intermediate_size, num_layers, num_heads;
     Activation activation;
+    int64_t is_gated;        // whether MLPs are
     const void* words;       // [vocab, hidden]
-    const float* positions;  // [context, hidden]
+    const float* positions;  // [context, hidden]; null: there are none
     const float* types;      // [types, hidden]
+    const float* cosines;    // [context, hidden / num_heads / 2] of rotary positions; null: there are none
+    const float* sines;      // as cosines
     Norm norm;          // of the sum of embeddings
     DistanceScores distances;  // of all layers; by vectors only
     const EncoderLayer* layers;
@@ -80,7 +84,7 @@ public:
           attention_(model.num_heads, model.hidden_size / model.num_heads, pool.size(), model.distances) {
         const int64_t scratch = Product::scratch_size(std::max(model.hidden_size, model.intermediate_size));
         for (const EncoderLayer& layer : layers_)
-            for (const Matrix* m : {&layer.qkv, &layer.output, &layer.up, &layer.down}) include(*m);
+            for (const Matrix* m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) include(*m);
         for (int i = 0; i < pool.size(); ++i) scratches_.push_back(std::make_unique<Buffer<Element>>(scratch));
     }
 
@@ -126,21 +130,16 @@ private:
         for (int64_t i = 0; i < model_.num_layers; ++i) {
             const EncoderLayer& layer = layers_[i];
             const bool is_last = i == model_.num_layers - 1;
-            multiply_normed(layer.qkv, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
-                store_part(token, panel * PANEL, left);
-                store_part(token, panel * PANEL + LANES, right);
-            });
+            if (model_.cosines) project_and_rotate(layer.qkv, rows, thread);
+            else project(layer.qkv, rows, thread);
             attention_.attend(pool_, thread, [&](int64_t token, int64_t column, Floats values) {
                 put(layer.output, attended_, normed_stride_, token, column, values);
             });
             // Of what follows in the last layer, only the wanted tokens matter.
             if (is_last) rows = keep_wanted_rows(step, layer.output);
             add(layer.output, attended_, normed_stride_, rows, thread);
-            norm(layer.attention_norm, rows, &layer.up, nullptr);
-            multiply_normed(layer.up, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
-                put(layer.down, act_, act_stride_, token, panel * PANEL, activate(model_.activation, left));
-                put(layer.down, act_, act_stride_, token, panel * PANEL + LANES, activate(model_.activation, right));
-            });
+            norm(layer.attention_norm, rows, &layer.gate_up, nullptr);
+            widen(layer, rows, thread);
             add(layer.down, act_, act_stride_, rows, thread);
             norm(layer.mlp_norm, rows, is_last ? nullptr : &layers_[i + 1].qkv, is_last ? step.output : nullptr);
         }
@@ -152,12 +151,55 @@ private:
             const int64_t position = layout_.position(token);
             const bool is_second = step.num_first && position >= step.num_first[layout_.prompt(token)];
             const Value* word = static_cast<const Value*>(model_.words) + step.token_ids[token] * size;
-            const float* place = model_.positions + position * size;
+            const float* place = model_.positions ? model_.positions + position * size : nullptr;
             const float* type = model_.types + is_second * size;
             float* to = &hidden_[token * hidden_stride_];
-            for (int64_t i = 0; i < size; i += LANES)
-                store(to + i, load_floats(word + i) + (load_floats(place + i) + load_floats(type + i)));
+            for (int64_t i = 0; i < size; i += LANES) {
+                const Floats of_type = load_floats(type + i);
+                store(to + i, load_floats(word + i) + (place ? load_floats(place + i) + of_type : of_type));
+            }
             norm_row(model_.norm, token, &layers_[0].qkv, nullptr);
+        });
+    }
+
+    // Queries, keys and values.
+    void project(const Matrix& qkv, int64_t rows, int thread) {
+        multiply_normed(qkv, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+            store_part(token, panel * PANEL, left);
+            store_part(token, panel * PANEL + LANES, right);
+        });
+    }
+
+    void project_and_rotate(const Matrix& qkv, int64_t rows, int thread) {
+        const int64_t size = model_.hidden_size, half = size / model_.num_heads / 2;
+        multiply_normed(qkv, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+            const int64_t head = panel * LANES / half, dimension = panel * LANES % half, column = head * 2 * half + dimension;
+            if (column < 2 * size) {
+                const int64_t pair = layout_.position(token) * half + dimension;
+                const Floats cosine = load_floats(model_.cosines + pair), sine = load_floats(model_.sines + pair);
+                const Floats turned = left * cosine - right * sine;
+                right = right * cosine + left * sine;
+                left = turned;
+            }
+            store_part(token, column, left);
+            store_part(token, column + half, right);
+        });
+    }
+
+    // The inputs of `down`.
+    void widen(const EncoderLayer& layer, int64_t rows, int thread) {
+        const auto put_act = [&](int64_t row, int64_t column, Floats values) {
+            put(layer.down, act_, act_stride_, row, column, values);
+        };
+        if (model_.is_gated) {
+            multiply_normed(layer.gate_up, rows, thread, [&](int64_t row, int64_t panel, Floats gate, Floats up) {
+                put_act(row, panel * LANES, activate(model_.activation, gate) * up);
+            });
+            return;
+        }
+        multiply_normed(layer.gate_up, rows, thread, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            put_act(row, panel * PANEL, activate(model_.activation, left));
+            put_act(row, panel * PANEL + LANES, activate(model_.activation, right));
         });
     }
 

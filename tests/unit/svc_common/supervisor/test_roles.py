@@ -103,6 +103,7 @@ def test_files_of_tls_reach_gateways_and_certificates_of_roles_reach_nobody() ->
 def test_settings_of_gateways_alone_reach_gateways_alone() -> None:
     given = {
         "chat_template": "{{ messages }}",
+        "chat_template_kwargs": "{}",
         "chat_roles": "ipython",
         "tool_format": "hermes",
         "reasoning_format": "none",

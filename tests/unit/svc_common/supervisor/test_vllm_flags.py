@@ -18,7 +18,17 @@ from svc_common.supervisor import serve
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
-from svc_common.supervisor.vllm_flags import ApiKeys, Choice, FlagRefused, JsonFields, JsonObject, Switch, Value, Values
+from svc_common.supervisor.vllm_flags import (
+    ApiKeys,
+    Choice,
+    FlagFile,
+    FlagRefused,
+    JsonFields,
+    JsonObject,
+    Switch,
+    Value,
+    Values,
+)
 from worker_svc.settings import WorkerSettings
 
 KINDS: tuple[type[ServiceSettings], ...] = (SupervisorSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
@@ -33,7 +43,7 @@ def names_of_variables() -> set[str]:
         elif isinstance(flag, JsonFields):
             found |= {*flag.variables.values(), *flag.constant}
         else:
-            assert isinstance(flag, ApiKeys)
+            assert isinstance(flag, ApiKeys | FlagFile)
     return found
 
 
@@ -58,6 +68,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
     arguments += ["--speculative-config.num_speculative_tokens", "3", "--structured-outputs-config.backend", "xgrammar"]
     arguments += ["--override-generation-config", '{"temperature": 0}']
+    arguments += ["--default-chat-template-kwargs.enable_thinking", "false"]
     for name, value in serve.variables_of(arguments).items():
         monkeypatch.setenv(name, value)
 
@@ -69,6 +80,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     (model,) = gateway.model_settings()
     assert model.served_names == ("chat", "qwen")
     assert (model.generation_config, model.override_generation_config) == ("quire", '{"temperature": 0}')
+    assert model.chat_template_kwargs == '{"enable_thinking": false}'
     assert (model.tool_format, model.reasoning_format) == ("hermes", "think")
     assert gateway.cors_origins == "https://a.example,https://b.example"
     assert (gateway.root_path, gateway.stream_usage, gateway.max_logprobs) == ("/llm", True, HIGHEST_MAX_LOGPROBS)
@@ -319,3 +331,71 @@ def test_the_command_line_passes_all_arguments_on(monkeypatch: pytest.MonkeyPatc
     arguments = ["m", "-tp", "1", "--port", "0", "--no-enforce-eager", "--help"]
     assert run(["serve", *arguments]) == 0
     assert calls == [(sys.executable, [sys.executable, "-m", "svc_common.supervisor.serve", *arguments])]
+
+
+FLAGS_FILE = """
+model: org/model
+max_model_len: 8k
+port: 8100
+served-model-name: [chat, qwen]
+enforce-eager: true
+enable-lora: false
+override-generation-config: {temperature: 0.5}
+default-chat-template-kwargs.enable_thinking: false
+"""
+
+
+def test_a_file_has_flags_and_those_of_the_command_win(tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text(FLAGS_FILE.replace("enable_thinking: false", "depth: 2"))
+    of_file = {
+        "QUIRE_MODEL": "org/model",
+        "QUIRE_MAX_MODEL_LEN": "8000",
+        "QUIRE_HTTP_PORT": "8100",
+        "QUIRE_SERVED_MODEL_NAME": "chat,qwen",
+        "QUIRE_CUDA_GRAPHS": "0",
+        "QUIRE_OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.5}',
+        "QUIRE_CHAT_TEMPLATE_KWARGS": '{"depth": 2}',
+    }
+    assert serve.variables_of(["--config", str(path)]) == of_file
+    arguments = ["other", "--port", "1", f"--config={path}", "--override-generation-config.top_p", "1"]
+    assert serve.variables_of(arguments) == {
+        **of_file,
+        "QUIRE_MODEL": "other",
+        "QUIRE_HTTP_PORT": "1",
+        "QUIRE_OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.5, "top_p": 1}',
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("port: [", "--config: .*flags.yaml cannot be read: "),
+        ("port", "--config: .*flags.yaml must have flags without dashes"),
+        ("", "--config: .*flags.yaml must have flags without dashes"),
+        ("port:", "--config: .*flags.yaml: port must be a text, a number, .*, not None"),
+        ("port: 2026-01-01", "port must be a text, a number, .*, not datetime"),
+        ("prot: 1", "--prot is not known: did you mean --port"),
+        ("enable-lora: true", "--enable-lora is not served"),
+        ("config: other.yaml", "--config is no flag of a file"),
+        ("!!python/object/apply:os.getcwd []", "cannot be read: "),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_flags_is_said(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    path.write_text(text)
+    with pytest.raises(FlagRefused, match=why):
+        serve.variables_of(["--config", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--config"], "^--config needs a value"),
+        (["--config", "a.yaml", "--config=b.yaml"], "^--config: there is one file, not 2"),
+        (["--config", "/nonexistent.yaml"], "^--config: /nonexistent.yaml cannot be read: "),
+    ],
+)
+def test_there_is_one_file_of_flags(arguments: list[str], why: str) -> None:
+    with pytest.raises(FlagRefused, match=why):
+        serve.variables_of(arguments)

@@ -241,7 +241,7 @@ def embedded(instance: StepInstance, prompts: list[list[int]]) -> list[Sequence[
 
 
 @pytest.mark.parametrize("quantization", ["none", "w8a8"])
-@pytest.mark.parametrize("architecture", ["distilbert", "mpnet", "modernbert"])
+@pytest.mark.parametrize("architecture", ["distilbert", "mpnet", "modernbert", "nomic_bert"])
 def test_each_form_of_encoder_embeds(architecture: str, quantization: str, tmp_path: Path) -> None:
     """Without files of sentence-transformers: means, which are not normalised."""
     model, prompts = save_encoder(tmp_path, architecture), random_prompts([1, 16, 17, CONTEXT])

@@ -119,6 +119,7 @@ def test_distances_of_long_prompts(tmp_path: Path) -> None:
     [
         {"hidden_act": "gelu_new"},
         {"hidden_act": "relu"},
+        {"hidden_act": "silu"},
         {"hidden_act": "gelu_pytorch_tanh"},
         {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 33},
         {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "initializer_range": 0.05},
@@ -167,6 +168,26 @@ def test_bfloat16_is_near(bert: tuple[Path, BertModel, CompiledEncoder]) -> None
     for prompt, states in zip(prompts, load(directory, torch.bfloat16)(prompts), strict=True):
         mean, expected = states.mean(0), hidden_states(model, prompt).mean(0)
         assert torch.cosine_similarity(mean, expected, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("weights", NEAR)
+@pytest.mark.parametrize("architecture", ["gte", "nomic_bert"])
+def test_weights_in_fewer_bits_of_rotated_heads_and_gates(
+    architecture: str, weights: MatrixFormat, tmp_path: Path
+) -> None:
+    """Of one layer: the errors of several add up."""
+    model, prompts = save_encoder(tmp_path, architecture, num_hidden_layers=1), random_prompts([1, 16, 33, CONTEXT])
+    encoder = load(tmp_path, weights=weights)
+    found = encoder(prompts)
+    assert all(torch.equal(encoder([prompt])[0], states) for prompt, states in zip(prompts, found, strict=True))
+    expected = torch.cat([hidden_states(model, prompt) for prompt in prompts])
+    assert NEAR[weights] < torch.cosine_similarity(torch.cat(found), expected, dim=1).median() < 1 - 1e-5
+
+
+def test_rotary_positions_of_small_heads_are_left_to_torch(tmp_path: Path) -> None:
+    save_encoder(tmp_path, "gte", num_attention_heads=6)
+    with pytest.raises(UnsupportedModel, match="rotary positions of an encoder with heads of 16"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("weights", NEAR)

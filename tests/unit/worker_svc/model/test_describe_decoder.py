@@ -9,15 +9,21 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Dots1Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GlmConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     Qwen2Config,
     Qwen3MoeConfig,
+    Starcoder2Config,
 )
 
 from llama_models import prompts
@@ -63,6 +69,17 @@ CONFIGS: dict[str, tuple[Callable[[], Any], list[int | None]]] = {
     "mixtral": (lambda: MixtralConfig(**_SIZES, num_local_experts=4), [WINDOW, WINDOW]),
     "qwen3_moe": (lambda: Qwen3MoeConfig(**_SIZES, **_EXPERTS, moe_intermediate_size=32), [WINDOW, WINDOW]),
     "qwen2": (lambda: Qwen2Config(**_SIZES), [None, WINDOW]),
+    "cohere": (lambda: CohereConfig(**_SIZES), [None, None]),
+    "cohere2": (lambda: Cohere2Config(**_SIZES), [None, WINDOW]),
+    "dots1": (
+        lambda: Dots1Config(
+            **_SIZES, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=32
+        ),
+        [None, WINDOW],
+    ),
+    "glm": (lambda: GlmConfig(**_SIZES, head_dim=16), [None, None]),
+    "phi": (lambda: PhiConfig(**_SIZES), [None, None]),
+    "starcoder2": (lambda: Starcoder2Config(**_SIZES), [WINDOW, WINDOW]),
 }
 """With the windows of their layers, if the config has all fields that describe windows."""
 

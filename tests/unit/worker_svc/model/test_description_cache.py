@@ -33,7 +33,7 @@ def test_what_is_kept_is_what_was_described(variant: str, save_model: Save, monk
     assert description_of(directory) == described
 
 
-@pytest.mark.parametrize("architecture", ["bert", "distilbert", "mpnet", "modernbert"])
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "gte", "mpnet", "modernbert"])
 def test_what_is_kept_of_an_encoder(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_classifier(tmp_path, architecture)
     described = any_description_of(tmp_path)

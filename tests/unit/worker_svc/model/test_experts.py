@@ -53,7 +53,20 @@ from worker_svc.step import SamplingParams, ScheduledSequence
 
 Save = Callable[..., Path]
 
-FAMILIES = ["mixtral", "olmoe", "qwen2-moe", "qwen3-moe", "qwen3-moe-mixed", "glm4-moe", "glm4-moe-biased"]
+FAMILIES = [
+    "mixtral",
+    "olmoe",
+    "qwen2-moe",
+    "qwen3-moe",
+    "qwen3-moe-mixed",
+    "glm4-moe",
+    "glm4-moe-biased",
+    "dots1",
+    "minimax-m2",
+    "granite-moe",
+    "ernie4-5-moe",
+    "ernie4-5-moe-alone",
+]
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = prompts(1, 15, 16, 17, 40, 65)
@@ -82,24 +95,33 @@ def description(directory: Path) -> ModelDescription:
     return described
 
 
-def test_tensors_are_those_that_transformers_saves(directory: Path, description: ModelDescription) -> None:
-    stored = {name: tuple(tensor.shape) for name, tensor in _tensors(directory).items()}
-    described = dict(description.shapes)
+def _shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
+    """Of all tensors of a description."""
+    shapes = dict(description.shapes)
     for linear in description.linear_layers:
         for layer in linear.stored:
-            described[f"{layer.name}.weight"] = sum(layer.outputs), linear.inputs
-            described |= {f"{layer.name}.bias": (sum(layer.outputs),)} if layer.bias else {}
-    assert described == stored
+            shapes[f"{layer.name}.weight"] = sum(layer.outputs), linear.inputs
+            shapes |= {f"{layer.name}.bias": (sum(layer.outputs),)} if layer.bias else {}
+    return shapes
+
+
+def test_tensors_are_those_that_transformers_saves(directory: Path, description: ModelDescription) -> None:
+    stored, shapes = _tensors(directory), _shapes(description)
+    places = described_names(description, stored)
+    assert places.keys() == shapes.keys()
+    assert {place.name for place in places.values()} == stored.keys()
+    for name, place in places.items():
+        assert place.is_stored_as(stored[place.name].shape, shapes[name]), name
 
 
 def test_tensors_may_be_of_all_experts_of_a_layer(directory: Path, fused: Path, description: ModelDescription) -> None:
-    assert sum(name.endswith("mlp.experts.gate_up_proj") for name in _tensors(fused)) == len(_mixtures(description))
+    assert sum(name.endswith(".experts.gate_up_proj") for name in _tensors(fused)) == len(_mixtures(description))
     assert not any("experts.0." in name for name in _tensors(fused))
-    expected = Checkpoint(directory, format_of(directory), torch.float32, CPU)
-    checkpoint = Checkpoint(fused, format_of(fused), torch.float32, CPU)
-    checkpoint.rename(described_names(description, checkpoint.names))
-    for name, tensor in _tensors(directory).items():
-        assert torch.equal(checkpoint.read(name, *tensor.shape), expected.read(name, *tensor.shape)), name
+    expected, checkpoint = (Checkpoint(each, format_of(each), torch.float32, CPU) for each in (directory, fused))
+    for each in (expected, checkpoint):
+        each.rename(described_names(description, each.names))
+    for name, shape in _shapes(description).items():
+        assert torch.equal(checkpoint.read(name, *shape), expected.read(name, *shape)), name
     checkpoint.check_all_taken()
 
 
@@ -240,17 +262,33 @@ def _experts(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
     return _layers(change)
 
 
+def _attention(layer: DecoderLayer, **changes: Any) -> DecoderLayer:
+    return replace(layer, attention=replace(layer.attention, **changes))
+
+
 def _whole_heads(layer: DecoderLayer) -> DecoderLayer:
     assert layer.attention.rope is not None
-    rope = replace(layer.attention.rope, rotated_dims=None)
-    return replace(layer, attention=replace(layer.attention, rope=rope))
+    return _attention(layer, rope=replace(layer.attention.rope, rotated_dims=None))
+
+
+def _halves(layer: DecoderLayer) -> DecoderLayer:
+    return _attention(layer, qkv=replace(layer.attention.qkv, rotated_neighbours=None))
+
+
+def _without_head_norms(description: ModelDescription) -> ModelDescription:
+    without = _layers(lambda layer: _attention(layer, query_norm=None, key_norm=None))(description)
+    return replace(without, unused_suffixes=("q_norm.weight", "k_norm.weight"))
 
 
 WITHOUT: dict[str, tuple[str, Callable[[ModelDescription], ModelDescription]]] = {
     "groups": ("glm4-moe", _experts(groups=None)),
+    "norms of all heads together": ("minimax-m2", _without_head_norms),
+    "the factor of the logits": ("granite-moe", lambda description: replace(description, logits_scale=1.0)),
     "sigmoids": ("glm4-moe", _experts(scores=ExpertScores.SOFTMAX)),
     "the factor": ("glm4-moe", _experts(scale=1.0)),
     "weights that are not normalised": ("glm4-moe-biased", _experts(normalized=True)),
+    "the window": ("dots1", _layers(lambda layer: _attention(layer, window=None))),
+    "the pairs of neighbours": ("ernie4-5-moe", _layers(_halves)),
     "the part that is not rotated": ("glm4-moe", _layers(_whole_heads)),
 }
 """A description without one of its features, and the variant that has it."""

@@ -29,6 +29,7 @@ from worker_svc.model.description import (
     LinearLayer,
     MlpKind,
     ModelDescription,
+    Norm,
     StoredLinear,
 )
 from worker_svc.model.loading import unsupported_natively
@@ -49,6 +50,13 @@ def description(tiny_llama: Path) -> ModelDescription:
 
 def _attention(**changes: Any) -> Change:
     return lambda layer: replace(layer, attention=replace(layer.attention, **changes))
+
+
+def _neighbours(rotated: int, **changes: Any) -> Change:
+    def change(layer: DecoderLayer) -> DecoderLayer:
+        return _attention(qkv=replace(layer.attention.qkv, rotated_neighbours=rotated), **changes)(layer)
+
+    return change
 
 
 def _mlp(**changes: Any) -> Change:
@@ -130,6 +138,8 @@ def test_what_no_backend_computes_is_refused_by_all(name: str, description: Mode
             "^gate_up: must be of 48 inputs",
         ),
         (lambda layer: _attention(key_norm=replace(layer.mlp_norm))(layer), "^key_norm: must be of the size 64"),
+        (_neighbours(32), "^rotated_neighbours: must be 64"),
+        (_neighbours(64, query_norm=Norm("q_norm", 64, 1e-6)), "^query_norm: must be absent, as key_norm, where neigh"),
     ],
 )
 def test_a_description_whose_sizes_do_not_fit_is_none(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.chat_validation import MAX_VARIABLES_LENGTH
 from gateway_svc.chats import (
     ChatMessage,
     ChatPrompt,
@@ -214,10 +215,24 @@ def test_the_chats_of_a_batch_share_what_is_read_once(monkeypatch: pytest.Monkey
 
 def test_variables_that_are_too_long_are_refused_before_the_chats_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_fields, "read_messages", None)
-    body = ChatBatchBody.of({"messages": [[USER]] * 100, "chat_template_kwargs": {"x": "a" * 2**14}})
+    body = ChatBatchBody.of({"messages": [[USER]] * 100, "chat_template_kwargs": {"x": "a" * MAX_VARIABLES_LENGTH}})
     with pytest.raises(QuireError) as error:
         read_chat_batch(body, None)
     assert error.value.field == "chat_template_kwargs"
+
+
+def test_documents_are_variables_of_the_template() -> None:
+    documents = [{"title": "Moon", "text": "It is round."}]
+    for variables in ({}, {"chat_template_kwargs": {"x": 1}}):
+        text = chat(documents=documents, **variables).template_variables
+        assert json.loads(text or "") == {**variables.get("chat_template_kwargs", {}), "documents": documents}
+    assert chat(documents=[]).template_variables is None
+    both = {"documents": documents, "chat_template_kwargs": {"documents": documents}}
+    too_long = {"documents": [{"text": "a" * MAX_VARIABLES_LENGTH}]}
+    for fields, field in ((both, "documents"), (too_long, "documents"), ({"documents": ["text"]}, "documents[0]")):
+        with pytest.raises(QuireError) as error:
+            chat(**fields)
+        assert error.value.field == field
 
 
 def test_a_tool_or_function_that_is_named_is_no_reason_to_finish() -> None:

@@ -1,4 +1,4 @@
-"""ModernBERT's hidden states and scores are those of transformers for each prompt alone."""
+"""Hidden states and scores of ModernBERT and EuroBERT are those of transformers for each prompt alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,21 +39,26 @@ BACKENDS = [load_by_torch, load_by_compiled_code]
 
 @pytest.mark.parametrize("load", BACKENDS)
 @pytest.mark.parametrize(
-    "config",
+    ("architecture", "config"),
     [
-        {},
-        {"norm_bias": True, "attention_bias": True, "mlp_bias": True},
-        {"local_attention": 2, "num_hidden_layers": 3},
-        {"layer_types": ["full_attention"] * 4, "hidden_activation": "silu"},
-        {"layer_types": ["sliding_attention"] * 4, "local_attention": 128},
-        {"is_causal": False},  # which transformers ignores: it is anyway
-        {"classifier_activation": "silu"},  # of a head that it has not
+        ("modernbert", {}),
+        ("modernbert", {"norm_bias": True, "attention_bias": True, "mlp_bias": True}),
+        ("modernbert", {"local_attention": 2, "num_hidden_layers": 3}),
+        ("modernbert", {"layer_types": ["full_attention"] * 4, "hidden_activation": "silu"}),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 4, "local_attention": 128}),
+        ("modernbert", {"is_causal": False}),  # which transformers ignores: it is anyway
+        ("modernbert", {"classifier_activation": "silu"}),  # of a head that it has not
+        ("eurobert", {}),
+        ("eurobert", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+        ("eurobert", {"is_causal": False, "classifier_pooling": "late"}),
     ],
     ids=str,
 )
 @torch.inference_mode()
-def test_states_are_those_of_transformers_in_a_crowd(load: Any, config: dict[str, Any], tmp_path: Path) -> None:
-    model, crowd = save_encoder(tmp_path, "modernbert", **config), random_prompts(LENGTHS)
+def test_states_are_those_of_transformers_in_a_crowd(
+    load: Any, architecture: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    model, crowd = save_encoder(tmp_path, architecture, **config), random_prompts(LENGTHS)
     for prompt, states in zip(crowd, load(tmp_path)(crowd), strict=True):
         torch.testing.assert_close(states, hidden_states(model, prompt), rtol=1e-3, atol=1e-3)
 
@@ -69,25 +74,31 @@ def test_a_prompts_bits_do_not_depend_on_the_others(dtype: torch.dtype, tmp_path
 
 
 @pytest.mark.parametrize("load", BACKENDS)
+@pytest.mark.parametrize("architecture", ["modernbert", "eurobert"])
 @torch.inference_mode()
-def test_the_encoder_of_a_model_that_predicts_hidden_words(load: Any, tmp_path: Path) -> None:
-    model, (prompt,) = save_masked_model(tmp_path, "modernbert"), random_prompts([40])
+def test_the_encoder_of_a_model_that_predicts_hidden_words(load: Any, architecture: str, tmp_path: Path) -> None:
+    model, (prompt,) = save_masked_model(tmp_path, architecture), random_prompts([40])
     torch.testing.assert_close(load(tmp_path)([prompt])[0], hidden_states(model, prompt), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("architecture", "config"),
     [
-        {"classifier_pooling": "cls"},
-        {"classifier_pooling": "mean"},
-        {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True, "classifier_activation": "relu"},
+        ("modernbert", {"classifier_pooling": "cls"}),
+        ("modernbert", {"classifier_pooling": "mean"}),
+        (
+            "modernbert",
+            {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True, "classifier_activation": "relu"},
+        ),
+        ("eurobert", {"classifier_pooling": "bos"}),
+        ("eurobert", {"classifier_pooling": "mean"}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("num_labels", [1, 3])
 @torch.inference_mode()
-def test_numbers_of_labels(num_labels: int, config: dict[str, Any], tmp_path: Path) -> None:
-    model: Any = save_classifier(tmp_path, "modernbert", num_labels=num_labels, **config)
+def test_numbers_of_labels(num_labels: int, architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+    model: Any = save_classifier(tmp_path, architecture, num_labels=num_labels, **config)
     states = load_by_compiled_code(tmp_path)
     head = load_score_head(description_of(tmp_path, ModelDescription), tmp_path, CPU)
     assert head is not None
@@ -108,7 +119,15 @@ def test_the_triton_kernels_leave_it_to_torch(tmp_path: Path) -> None:
     assert refused == "attention to later tokens"
 
 
-@pytest.mark.parametrize("config", [{"hidden_activation": "tanh"}, {"classifier_activation": "silu"}], ids=str)
-def test_what_a_description_cannot_hold(config: dict[str, Any], tmp_path: Path) -> None:
-    save_classifier(tmp_path, "modernbert", **config)
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("modernbert", {"hidden_activation": "tanh"}),
+        ("modernbert", {"classifier_activation": "silu"}),
+        ("eurobert", {"classifier_pooling": "late"}),
+    ],
+    ids=str,
+)
+def test_what_a_description_cannot_hold(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+    save_classifier(tmp_path, architecture, **config)
     assert any_description_of(tmp_path) is None

@@ -1,0 +1,57 @@
+"""Files of flags, as `vllm serve --config FILE` reads them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from svc_common.supervisor.vllm_flags import FlagRefused
+
+FLAG = "--config"
+
+
+def with_files(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments, without `--config FILE`, behind those that the file has: of a flag the last one counts.
+    Raises FlagRefused.
+    """
+    pending, others, paths = list(arguments), [], []
+    while pending:
+        name, equals, value = (argument := pending.pop(0)).partition("=")
+        if name != FLAG:
+            others.append(argument)
+        elif equals or pending:
+            paths.append(value if equals else pending.pop(0))
+        else:
+            raise FlagRefused(f"{FLAG} needs a value")
+    if len(paths) > 1:
+        raise FlagRefused(f"{FLAG}: there is one file, not {len(paths)}")
+    return [*(_arguments(Path(paths[0])) if paths else ()), *others]
+
+
+def _arguments(path: Path) -> Iterator[str]:
+    import yaml  # services that do not start others run without it
+
+    try:
+        flags = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+        raise FlagRefused(f"{FLAG}: {path} cannot be read: {error}") from None
+    if not isinstance(flags, dict):
+        raise FlagRefused(f"{FLAG}: {path} must have flags without dashes, such as max-model-len: 4096")
+    for key, value in flags.items():
+        # As in vLLM, a switch that is false is as one that is not there.
+        if value is not False:
+            yield f"--{key}"
+            yield from _values(f"{FLAG}: {path}: {key}", value)
+
+
+def _values(where: str, value: Any) -> list[str]:
+    match value:
+        case True:
+            return []
+        case list():
+            return [text for one in value for text in _values(where, one)]
+        case dict():
+            return [json.dumps(value)]
+        case str() | int() | float():
+            return [str(value)]
+    raise FlagRefused(f"{where} must be a text, a number, true, false, a list or an object, not {value!r}")
