@@ -92,6 +92,12 @@ def predicting_layers(config: Any) -> tuple[str, ...]:
     return tuple(f"model.layers.{first + number}." for number in range(count))
 
 
+def layers_called_sparse(config: Any) -> list[int]:
+    """The layers with experts, as `mlp_layer_types` of configs names them."""
+    kinds = zip(range(config.num_hidden_layers), config.mlp_layer_types, strict=False)
+    return [number for number, kind in kinds if kind == "sparse"]
+
+
 def sparse_layers(config: Any) -> list[int]:
     """The layers with experts, as configs of Qwen name them."""
     step: int = config.decoder_sparse_step
