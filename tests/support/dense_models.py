@@ -185,6 +185,10 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
         head_dim=16,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "factor": 2.0},
     ),
+    "smollm3-of-too-few-layers": lambda: SmolLM3Config(
+        **_SIZES, no_rope_layers=[1], layer_types=["full_attention"] * 2
+    ),
+    "granite4-scale-by-default": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4, attention_multiplier=None),
     "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
     "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
     "granite4-states": lambda: GraniteMoeHybridConfig(
