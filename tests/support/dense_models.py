@@ -10,6 +10,7 @@ from transformers import (
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
+    CwmConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
@@ -23,6 +24,8 @@ from transformers import (
     GraniteMoeHybridConfig,
     HeliumConfig,
     HunYuanDenseV1Config,
+    HyperCLOVAXConfig,
+    Jais2Config,
     LlamaConfig,
     MinistralConfig,
     NemotronConfig,
@@ -117,6 +120,15 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "alpha": 5.0, "factor": 1.0},
     ),
     "helium": lambda: HeliumConfig(**_SIZES, head_dim=16, attention_bias=True, mlp_bias=True),
+    "cwm": lambda: CwmConfig(
+        **_SIZES | {"bos_token_id": 0}, head_dim=16, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "jais2": lambda: Jais2Config(**_SIZES),
+    "hyperclovax": lambda: HyperCLOVAXConfig(**_SIZES, **_GRANITE | {"logits_scaling": 0.3}),
+    "hyperclovax-biased": lambda: HyperCLOVAXConfig(
+        **_SIZES, **_GRANITE | {"logits_scaling": 0.3}, use_post_norm=False, attention_bias=True, mlp_bias=True
+    ),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
@@ -173,6 +185,10 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
         head_dim=16,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "factor": 2.0},
     ),
+    "smollm3-of-too-few-layers": lambda: SmolLM3Config(
+        **_SIZES, no_rope_layers=[1], layer_types=["full_attention"] * 2
+    ),
+    "granite4-scale-by-default": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4, attention_multiplier=None),
     "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
     "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
     "granite4-states": lambda: GraniteMoeHybridConfig(

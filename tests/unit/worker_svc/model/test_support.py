@@ -25,6 +25,7 @@ from worker_svc.model.config import read_config
 from worker_svc.model.description import (
     ComputedFormat,
     DecoderLayer,
+    InvalidDescription,
     KVFormat,
     LinearLayer,
     MlpKind,
@@ -172,6 +173,12 @@ def test_a_bias_of_the_head_is_added_to_its_logits(
         of[directory] = torch.tensor([value for _, value in sorted(driver.logprobs[1][0].top)])
     expected = (of[tiny_llama] + bias.to(dtype).float()).log_softmax(-1)
     torch.testing.assert_close(of[biased], expected, rtol=0, atol=1e-4 if dtype is torch.float32 else 5e-2)
+
+
+def test_a_head_that_is_the_embedding_has_no_bias(description: ModelDescription) -> None:
+    head = replace(description.head, stored=(StoredLinear("lm_head", (VOCAB,), bias=True),))
+    with pytest.raises(InvalidDescription, match="^head: must be without a bias where it is the embedding"):
+        replace(description, head=head, tied_embeddings=True)
 
 
 def test_queries_or_keys_alone_may_have_a_norm(description: ModelDescription, tiny_llama: Path, tmp_path: Path) -> None:
