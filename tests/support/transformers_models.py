@@ -117,8 +117,8 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         logits_scaling=2.0,
     ),
     "k-exaone": lambda: ExaoneMoeConfig(
-        **_SIZES | {"num_hidden_layers": 3}, head_dim=16, num_experts=8, num_experts_per_tok=3,
-        moe_intermediate_size=32, n_group=4, topk_group=2, sliding_window=WINDOW,
+        **_SIZES | {"num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1}, num_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=32, n_group=4, topk_group=2, sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "hunyuan-moe": lambda: HunYuanMoEV1Config(

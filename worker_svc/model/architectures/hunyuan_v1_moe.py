@@ -10,13 +10,13 @@ from worker_svc.model.description import ModelDescription
 
 def _describe(config: Any) -> ModelDescription | None:
     # Configs may have a number for each layer; those of one model are alike.
-    numbers = {config.moe_topk} if isinstance(config.moe_topk, int) else set(config.moe_topk)
+    chosen = [config.moe_topk] if isinstance(config.moe_topk, int) else config.moe_topk
     dense = describe_hunyuan(config)
-    if dense is None or len(numbers) != 1 or not isinstance(config.num_experts, int):
+    if dense is None or len(set(chosen)) != 1 or not isinstance(config.num_experts, int):
         return None
     experts = ExpertForm(
         config.num_experts,
-        *numbers,
+        chosen[0],
         config.intermediate_size,
         normalized=True,
         shared_width=config.intermediate_size,

@@ -177,7 +177,7 @@ def test_a_bias_of_the_head_is_added_to_its_logits(
 
 def test_a_head_that_is_the_embedding_has_no_bias(description: ModelDescription) -> None:
     head = replace(description.head, stored=(StoredLinear("lm_head", (VOCAB,), bias=True),))
-    with pytest.raises(InvalidDescription, match="^head: must be without a bias where it is the embedding"):
+    with pytest.raises(InvalidDescription, match=r"^head: must be without a bias where it is the embedding"):
         replace(description, head=head, tied_embeddings=True)
 
 
