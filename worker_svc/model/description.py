@@ -291,6 +291,8 @@ class ModelDescription:
             if norm.bias is not None:
                 shapes[norm.bias] = (norm.size,)
         for layer in self.layers:
+            if layer.attention.sinks is not None:
+                shapes[layer.attention.sinks] = (layer.attention.num_heads,)
             if isinstance(layer.mlp, ExpertsSpec) and layer.mlp.choice_bias is not None:
                 shapes[layer.mlp.choice_bias] = (len(layer.mlp.experts),)
         return shapes
@@ -305,7 +307,7 @@ class ModelDescription:
         """KV heads and their dimensions are the first layer's: see `support`."""
         first = self.layers[0].attention
         layers = tuple(
-            LayerAttention(each.scale, each.window, each.soft_cap, each.bidirectional)
+            LayerAttention(each.scale, each.window, each.soft_cap, each.bidirectional, each.sinks is not None)
             for each in (layer.attention for layer in self.layers)
         )
         return ModelLayout(

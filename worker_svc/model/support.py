@@ -51,6 +51,7 @@ class Feature(Enum):
     SIGMOID_ROUTER = auto()
     BIDIRECTIONAL = auto()
     NO_ATTENTION_NORM = auto()
+    SINKS = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -72,6 +73,7 @@ BY_EVERY_BACKEND = frozenset(
         Feature.POSITION_EMBEDDING,
         Feature.POST_NORMS,
         Feature.ROPE_PER_LAYER,
+        Feature.SINKS,
         Feature.SOFT_CAP,
     }
 )
@@ -158,6 +160,8 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.SIGMOID_ROUTER, "a router with sigmoids or a bias of the choice"
     if any(layer.attention_norm is None for layer in layers):
         yield Feature.NO_ATTENTION_NORM, "layers without a norm before attention"
+    if any(attention.sinks is not None for attention in attentions):
+        yield Feature.SINKS, "attention sinks"
     if description.is_bidirectional:
         yield Feature.BIDIRECTIONAL, "attention to later tokens"
 

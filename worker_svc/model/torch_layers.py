@@ -47,7 +47,7 @@ def attend(
         jointly = spec.has_joint_norms
         query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, jointly=jointly)
         key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, jointly=jointly)
-    return attention(number, query, key, heads[:, num_rotated:]).flatten(1)
+    return attention(number, query, key, heads[:, num_rotated:], layer.sinks).flatten(1)
 
 
 def add_outputs(layer: TorchLayer, gathered: Tensor, hidden: Tensor) -> Tensor:
