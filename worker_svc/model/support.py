@@ -52,6 +52,7 @@ class Feature(Enum):
     BIDIRECTIONAL = auto()
     NO_ATTENTION_NORM = auto()
     SINKS = auto()
+    EXPERT_BIASES = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -59,6 +60,7 @@ BY_EVERY_BACKEND = frozenset(
         Feature.ACTIVATION,
         Feature.EMBEDDING_SCALE,
         Feature.EXPERTS,
+        Feature.EXPERT_BIASES,
         Feature.HEAD_BIAS,
         Feature.JOINT_HEAD_NORM,
         Feature.LAYER_NORM,
@@ -147,13 +149,16 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.PARALLEL_LAYERS, "attention and MLP side by side"
     if description.logits_soft_cap is not None:
         yield Feature.LOGITS_SOFT_CAP, "a soft cap on logits"
-    if any(isinstance(layer.mlp, ExpertsSpec) for layer in layers):
+    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsSpec)]
+    if mixtures:
         yield Feature.EXPERTS, "experts"
+    of_experts = [linear for each in mixtures for mlp in each.mlps for linear in (each.router, mlp.gate_up, mlp.down)]
+    if any(linear.biased for linear in of_experts):
+        yield Feature.EXPERT_BIASES, "experts with biases"
     if any(attention.has_joint_norms for attention in attentions):
         yield Feature.JOINT_HEAD_NORM, "norms of all heads together"
     if any(attention.latent is not None for attention in attentions):
         yield Feature.LATENT_ATTENTION, "latent attention"
-    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsSpec)]
     if any(mixture.groups is not None for mixture in mixtures):
         yield Feature.EXPERT_GROUPS, "experts that are chosen by groups"
     if any(mixture.scores is not ExpertScores.SOFTMAX or mixture.choice_bias for mixture in mixtures):

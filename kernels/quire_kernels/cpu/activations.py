@@ -10,3 +10,5 @@ class ActivationCode(IntEnum):
     GELU_TANH = 1
     SILU = 2
     RELU = 3
+    SWIGLU_OAI = 4
+    """Of a gate and up alone."""

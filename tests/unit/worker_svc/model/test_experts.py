@@ -291,7 +291,7 @@ def _biased() -> MlpSpec:
         ({"experts": (_mlp(), _plain())}, "^experts: must be gated MLPs"),
         ({"experts": (_mlp(), _mlp(activation=Activation.GELU))}, "^experts: must be MLPs with the activation silu"),
         ({"experts": (_mlp(), _mlp(5))}, "^experts: must be of the width 4"),
-        ({"experts": (_mlp(), _biased())}, "^experts: must be without biases"),
+        ({"experts": (_mlp(), _biased())}, "^experts: must be all with biases, or all without"),
     ],
     ids=str,
 )
