@@ -129,6 +129,10 @@ def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tu
 def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredWeight]:
     """The parts of a stored layer's weight, in order."""
     turn, num_parts = stored.interleaved, len(stored.outputs)
+    if turn == 1:
+        for part in range(num_parts):
+            yield _EveryNth(weight, range(part, sum(stored.outputs), num_parts))
+        return
     if turn is not None:
         for part in range(num_parts):
             starts = range(part * turn, sum(stored.outputs), num_parts * turn)
@@ -149,6 +153,48 @@ def bias_parts(stored: StoredLinear, bias: Tensor | None) -> Iterator[Tensor | N
         yield from (turns[:, part].flatten() for part in range(len(stored.outputs)))
     else:
         yield from torch.split(bias, list(stored.outputs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _EveryNth:
+    """A `StoredWeight`: outputs of another weight at equal distances. That is unpacked as a whole."""
+
+    weight: StoredWeight
+    chosen: range
+
+    def outputs(self, start: int, stop: int) -> "_EveryNth":
+        return _EveryNth(self.weight, self.chosen[start:stop])
+
+    def inputs(self, start: int, stop: int) -> "_EveryNth":
+        return _EveryNth(self.weight.inputs(start, stop), self.chosen)
+
+    def dense(self) -> Tensor:
+        return self.weight.dense()[self._rows]
+
+    def code_scales(self) -> Tensor | None:
+        scales = code_scales(self.weight)
+        return None if scales is None else scales[self._rows]
+
+    def float8_scales(self) -> Tensor | None:
+        scales = float8_scales(self.weight)
+        return None if scales is None else scales[self._rows]
+
+    def group_codes(self) -> GroupCodes | None:
+        found, rows = group_codes(self.weight), self._rows
+        if found is None:
+            return None
+        return GroupCodes(found.codes[rows], found.zeros[rows], found.scales[rows], found.groups)
+
+    def block_codes(self) -> BlockCodes | None:
+        found, rows = block_codes(self.weight), self._rows
+        if found is None:
+            return None
+        minimums = None if found.minimums is None else found.minimums[rows]
+        return replace(found, codes=found.codes[rows], scales=found.scales[rows], minimums=minimums)
+
+    @property
+    def _rows(self) -> slice:
+        return slice(self.chosen.start, self.chosen.stop, self.chosen.step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,8 +39,10 @@ from worker_svc.model.description import (
     SplitDimension,
     StoredLinear,
 )
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.linear import Linear
 from worker_svc.model.loading import load, unsupported_natively
+from worker_svc.model.stored_linear import shapes_of
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
 from worker_svc.model.torch_layers import TorchBodyBuilder
@@ -51,7 +53,9 @@ from worker_svc.step import SamplingParams, ScheduledSequence
 
 Save = Callable[..., Path]
 
-FAMILIES = ["mixtral", "olmoe", "qwen2-moe", "qwen3-moe", "qwen3-moe-mixed"]
+# Of these, transformers saves tensors of each expert, and with an option of all of a layer.
+OF_EACH_EXPERT = ["mixtral", "olmoe", "qwen2-moe", "qwen3-moe", "qwen3-moe-mixed"]
+FAMILIES = [*OF_EACH_EXPERT, "gpt-oss"]
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = prompts(1, 15, 16, 17, 40, 65)
@@ -82,15 +86,16 @@ def description(directory: Path) -> ModelDescription:
 
 def test_tensors_are_those_that_transformers_saves(directory: Path, description: ModelDescription) -> None:
     stored = {name: tuple(tensor.shape) for name, tensor in _tensors(directory).items()}
-    described: dict[str, tuple[int, ...]] = {norm.tensor: (norm.size,) for norm in description.norms}
-    described[description.embedding] = description.vocab_size, description.hidden_size
+    described = description.shapes
     for linear in description.linear_layers:
         for layer in linear.stored:
-            described[f"{layer.name}.weight"] = sum(layer.outputs), linear.inputs
-            described |= {f"{layer.name}.bias": (sum(layer.outputs),)} if layer.bias else {}
-    assert described == stored
+            described |= shapes_of(layer, linear.inputs, DenseFormat())
+    places = described_names(description, stored)
+    assert places.keys() == described.keys()
+    assert {place.name: place.whole(described[name]) for name, place in places.items()} == stored
 
 
+@pytest.mark.parametrize("directory", OF_EACH_EXPERT, indirect=True)
 def test_tensors_may_be_of_all_experts_of_a_layer(directory: Path, fused: Path, description: ModelDescription) -> None:
     assert sum(name.endswith("mlp.experts.gate_up_proj") for name in _tensors(fused)) == len(_mixtures(description))
     assert not any("experts.0." in name for name in _tensors(fused))
@@ -103,6 +108,7 @@ def test_tensors_may_be_of_all_experts_of_a_layer(directory: Path, fused: Path, 
 
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
+@pytest.mark.parametrize("directory", OF_EACH_EXPERT, indirect=True)
 def test_tokens_are_the_same_of_tensors_of_all_experts(
     kernels: str, directory: Path, fused: Path, reference: Generate
 ) -> None:
@@ -110,6 +116,7 @@ def test_tokens_are_the_same_of_tensors_of_all_experts(
     assert Driver(make_runner(fused, kernels)).generate(PROMPTS, NUM_TOKENS) == expected
 
 
+@pytest.mark.parametrize("directory", OF_EACH_EXPERT, indirect=True)
 def test_a_tensor_of_all_experts_of_another_shape_is_named(fused: Path, tmp_path: Path) -> None:
     tensors = _tensors(fused)
     name = next(name for name in tensors if name.endswith("experts.down_proj"))
@@ -163,7 +170,7 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     assert core_runner.core.totals.preemptions > 0
 
 
-@pytest.mark.parametrize("directory", large_but(FAMILIES, "qwen2-moe", "olmoe"), indirect=True)
+@pytest.mark.parametrize("directory", large_but(FAMILIES, "qwen2-moe", "olmoe", "gpt-oss"), indirect=True)
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
     """Prompts kernel by kernel, decodes by graphs."""
     asked, every = prompts(2, 18), SamplingParams(logprobs=transformers_models.VOCAB)
