@@ -14,6 +14,7 @@ from worker_svc.model.weight_format import (
     GroupCodes,
     SizedWeight,
     StoredWeight,
+    StridedWeight,
     WeightFormat,
     block_codes,
     code_scales,
@@ -131,7 +132,8 @@ def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredW
     turn, num_parts = stored.interleaved, len(stored.outputs)
     if turn == 1:
         for part in range(num_parts):
-            yield _EveryNth(weight, range(part, sum(stored.outputs), num_parts))
+            outputs = slice(part, sum(stored.outputs), num_parts)
+            yield weight.strided(outputs) if isinstance(weight, StridedWeight) else _Strided(weight, outputs)
         return
     if turn is not None:
         for part in range(num_parts):
@@ -156,45 +158,43 @@ def bias_parts(stored: StoredLinear, bias: Tensor | None) -> Iterator[Tensor | N
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _EveryNth:
+class _Strided:
     """A `StoredWeight`: outputs of another weight at equal distances. That is unpacked as a whole."""
 
     weight: StoredWeight
-    chosen: range
+    chosen: slice
 
-    def outputs(self, start: int, stop: int) -> "_EveryNth":
-        return _EveryNth(self.weight, self.chosen[start:stop])
+    def outputs(self, start: int, stop: int) -> "_Strided":
+        first, step = self.chosen.start, self.chosen.step
+        return _Strided(self.weight, slice(first + start * step, min(first + stop * step, self.chosen.stop), step))
 
-    def inputs(self, start: int, stop: int) -> "_EveryNth":
-        return _EveryNth(self.weight.inputs(start, stop), self.chosen)
+    def inputs(self, start: int, stop: int) -> "_Strided":
+        return _Strided(self.weight.inputs(start, stop), self.chosen)
 
     def dense(self) -> Tensor:
-        return self.weight.dense()[self._rows]
+        return self.weight.dense()[self.chosen]
 
     def code_scales(self) -> Tensor | None:
         scales = code_scales(self.weight)
-        return None if scales is None else scales[self._rows]
+        return None if scales is None else scales[self.chosen]
 
     def float8_scales(self) -> Tensor | None:
         scales = float8_scales(self.weight)
-        return None if scales is None else scales[self._rows]
+        return None if scales is None else scales[self.chosen]
 
     def group_codes(self) -> GroupCodes | None:
-        found, rows = group_codes(self.weight), self._rows
+        found = group_codes(self.weight)
         if found is None:
             return None
-        return GroupCodes(found.codes[rows], found.zeros[rows], found.scales[rows], found.groups)
+        codes, zeros, scales = (each[self.chosen] for each in (found.codes, found.zeros, found.scales))
+        return GroupCodes(codes, zeros, scales, found.groups)
 
     def block_codes(self) -> BlockCodes | None:
-        found, rows = block_codes(self.weight), self._rows
+        found = block_codes(self.weight)
         if found is None:
             return None
-        minimums = None if found.minimums is None else found.minimums[rows]
-        return replace(found, codes=found.codes[rows], scales=found.scales[rows], minimums=minimums)
-
-    @property
-    def _rows(self) -> slice:
-        return slice(self.chosen.start, self.chosen.stop, self.chosen.step)
+        minimums = None if found.minimums is None else found.minimums[self.chosen]
+        return replace(found, codes=found.codes[self.chosen], scales=found.scales[self.chosen], minimums=minimums)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,6 +46,14 @@ class SizedWeight(Protocol):
 
 
 @runtime_checkable
+class StridedWeight(Protocol):
+    """What a `StoredWeight` may offer besides: outputs at equal distances, which then are unpacked alone."""
+
+    def strided(self, outputs: slice) -> StoredWeight:
+        """The outputs of a slice with a step."""
+
+
+@runtime_checkable
 class CodedWeight(Protocol):
     """What a `StoredWeight` may offer besides: that it is stored as it can be multiplied."""
 

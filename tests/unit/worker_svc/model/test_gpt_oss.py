@@ -15,7 +15,15 @@ from runner_driver import Driver, make_runner
 from transformers_models import VARIANTS, VOCAB, WINDOW
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
-from worker_svc.model.description import Activation, DecoderLayer, ExpertsSpec, LinearLayer, ModelDescription, RopeKind
+from worker_svc.model.description import (
+    Activation,
+    DecoderLayer,
+    ExpertsSpec,
+    LinearLayer,
+    MlpSpec,
+    ModelDescription,
+    RopeKind,
+)
 from worker_svc.model.device_formats import Quantization
 from worker_svc.step import SamplingParams
 
@@ -93,11 +101,11 @@ def _experts(change: Callable[[ExpertsSpec], ExpertsSpec]) -> Change:
 
 
 def _of_each_expert(name: str) -> Change:
-    def change(spec: ExpertsSpec) -> ExpertsSpec:
-        experts = (replace(mlp, **{name: _unbiased(getattr(mlp, name))}) for mlp in spec.experts)
-        return replace(spec, experts=tuple(experts))
+    def without(mlp: MlpSpec) -> MlpSpec:
+        changes: dict[str, Any] = {name: _unbiased(getattr(mlp, name))}
+        return replace(mlp, **changes)
 
-    return _experts(change)
+    return _experts(lambda spec: replace(spec, experts=tuple(map(without, spec.experts))))
 
 
 def _activation(spec: ExpertsSpec) -> ExpertsSpec:
