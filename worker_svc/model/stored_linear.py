@@ -130,10 +130,8 @@ def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tu
 def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredWeight]:
     """The parts of a stored layer's weight, in order."""
     turn, num_parts = stored.interleaved, len(stored.outputs)
-    if turn == 1:
-        for part in range(num_parts):
-            outputs = slice(part, sum(stored.outputs), num_parts)
-            yield weight.strided(outputs) if isinstance(weight, StridedWeight) else _Strided(weight, outputs)
+    if turn == 1 and isinstance(weight, StridedWeight):
+        yield from (weight.strided(slice(part, None, num_parts)) for part in range(num_parts))
         return
     if turn is not None:
         for part in range(num_parts):
@@ -155,46 +153,6 @@ def bias_parts(stored: StoredLinear, bias: Tensor | None) -> Iterator[Tensor | N
         yield from (turns[:, part].flatten() for part in range(len(stored.outputs)))
     else:
         yield from torch.split(bias, list(stored.outputs))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Strided:
-    """A `StoredWeight`: outputs of another weight at equal distances. That is unpacked as a whole."""
-
-    weight: StoredWeight
-    chosen: slice
-
-    def outputs(self, start: int, stop: int) -> "_Strided":
-        first, step = self.chosen.start, self.chosen.step
-        return _Strided(self.weight, slice(first + start * step, min(first + stop * step, self.chosen.stop), step))
-
-    def inputs(self, start: int, stop: int) -> "_Strided":
-        return _Strided(self.weight.inputs(start, stop), self.chosen)
-
-    def dense(self) -> Tensor:
-        return self.weight.dense()[self.chosen]
-
-    def code_scales(self) -> Tensor | None:
-        scales = code_scales(self.weight)
-        return None if scales is None else scales[self.chosen]
-
-    def float8_scales(self) -> Tensor | None:
-        scales = float8_scales(self.weight)
-        return None if scales is None else scales[self.chosen]
-
-    def group_codes(self) -> GroupCodes | None:
-        found = group_codes(self.weight)
-        if found is None:
-            return None
-        codes, zeros, scales = (each[self.chosen] for each in (found.codes, found.zeros, found.scales))
-        return GroupCodes(codes, zeros, scales, found.groups)
-
-    def block_codes(self) -> BlockCodes | None:
-        found = block_codes(self.weight)
-        if found is None:
-            return None
-        minimums = None if found.minimums is None else found.minimums[self.chosen]
-        return replace(found, codes=found.codes[self.chosen], scales=found.scales[self.chosen], minimums=minimums)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

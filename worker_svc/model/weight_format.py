@@ -47,7 +47,7 @@ class SizedWeight(Protocol):
 
 @runtime_checkable
 class StridedWeight(Protocol):
-    """What a `StoredWeight` may offer besides: outputs at equal distances, which then are unpacked alone."""
+    """What a `StoredWeight` may offer besides: outputs at equal distances, which else are cut out one by one."""
 
     def strided(self, outputs: slice) -> StoredWeight:
         """The outputs of a slice with a step."""

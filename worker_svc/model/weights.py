@@ -154,7 +154,7 @@ class Checkpoint:
         renamed = {}
         for name, place in places.items():
             file, stored = self._files[place.name]
-            renamed[name] = file, StoredTensor(stored.name, place.part)
+            renamed[name] = file, StoredTensor(stored.name, place.part or stored.part)
         self._files = renamed
 
     def drop(self, name: str) -> None:
