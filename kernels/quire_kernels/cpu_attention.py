@@ -109,31 +109,43 @@ def _attend_tiles(
         _gather(key_cache, tiles.pages, _key_buffer)[:, :, : tiles.num_keys],
         _gather(value_cache, tiles.pages, _value_buffer)[:, :, : tiles.num_keys],
     )
-    if soft_cap is None and sinks is None:
+    # [num_kv_heads, group * num_queries, 1]
+    of_rows = None if sinks is None else sinks.repeat_interleave(tiles.num_queries).view(num_kv_heads, -1, 1)
+    if soft_cap is not None:
+        output = _capped_attention(*operands, _bias(tiles, group, torch.float32), scale, soft_cap, of_rows)
+    elif of_rows is not None:
+        output = _attention_with_sinks(*operands, _bias(tiles, group, query.dtype), scale, of_rows)
+    else:
         bias = _bias(tiles, group, query.dtype)
         output = scaled_dot_product_attention(*operands, attn_mask=bias, scale=scale)
-    else:
-        # [num_kv_heads, group * num_queries, 1]
-        of_rows = None if sinks is None else sinks.repeat_interleave(tiles.num_queries).view(num_kv_heads, -1, 1)
-        output = _attend_in_parts(*operands, _bias(tiles, group, torch.float32), scale, soft_cap, of_rows)
     output = output.view(queries.shape).permute(0, 3, 1, 2, 4).reshape(-1, num_heads, head_dim)
     return output.contiguous() if tiles.real is None else output.index_select(0, tiles.real)
 
 
-def _attend_in_parts(
+def _attention_with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, sinks: Tensor
+) -> Tensor:
+    """Attention by the kernel behind `scaled_dot_product_attention`, which also returns the logarithm of each row's sum
+    of exponentials: the keys' share of all weights is the sigmoid of its difference from the sink.
+    """
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output: Tensor
+    output, logs = attend(query, key, value, attn_mask=bias, scale=scale)
+    return (output * torch.sigmoid(logs[..., None] - sinks)).to(output.dtype)
+
+
+def _capped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
     scale: float,
-    soft_cap: float | None,
+    soft_cap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention with capped scores or sinks, which `scaled_dot_product_attention` does not compute."""
+    """Attention with capped scores, which `scaled_dot_product_attention` does not compute."""
     scores = _dot(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
-    scores.mul_(scale)
-    if soft_cap is not None:
-        _cap(scores, soft_cap)
+    _cap(scores.mul_(scale), soft_cap)
     if bias is not None:
         scores.add_(bias)
     if sinks is None:
