@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu.nibbles import E2M1_DOUBLES
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats._fields import Fields
 from worker_svc.model.formats._grouped import require_dtype
@@ -19,9 +20,6 @@ from worker_svc.model.weight_format import BlockCodes
 
 _GROUP = 32  # inputs
 _BYTES = _GROUP // 2
-# Twice the numbers of the codes: whole ones.
-_DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-_MOST = max(_DOUBLES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,12 +48,12 @@ class MxWeight:
 
     def dense(self) -> Tensor:
         """In bfloat16, which holds each number exactly."""
-        numbers = self._decoded(torch.tensor(_DOUBLES, dtype=torch.bfloat16) / 2)
+        numbers = self._decoded(torch.tensor(E2M1_DOUBLES, dtype=torch.bfloat16) / 2)
         return numbers.mul_(self.scales.to(torch.bfloat16)[..., None]).flatten(1)
 
     def block_codes(self) -> BlockCodes:
-        codes = self._decoded((torch.tensor(_DOUBLES) + _MOST).to(torch.uint8)).flatten(1)
-        return BlockCodes(codes, 5, _MOST, self.scales.float() / 2, None, _GROUP)
+        codes = self._decoded(torch.arange(16, dtype=torch.uint8)).flatten(1)
+        return BlockCodes(codes, 4, 0, self.scales.float() / 2, None, _GROUP, is_e2m1=True)
 
     def _decoded(self, of_codes: Tensor) -> Tensor:
         """What each code stands for, of 16, [outputs, groups, 32]."""

@@ -14,12 +14,17 @@ from torch import Tensor
 from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+import compiled
 import llama_models
+from quire_kernels.cpu.experts import PackedExperts
 from quire_kernels.cpu.linear import MatrixFormat
+from quire_kernels.cpu.nibbles import NibbleWeight
 from runner_driver import Driver, make_runner
 from transformers_models import COMMON, VOCAB, WINDOW
+from worker_svc.attention import CompiledKernels
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
+from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ComputedFormat, DecoderLayer, LinearLayer
 from worker_svc.model.device_formats import Quantization
@@ -90,6 +95,28 @@ def _as_they_are(linear: LinearLayer) -> LinearLayer:
     return replace(linear, computed=ComputedFormat.MODEL)
 
 
+@pytest.mark.parametrize(
+    ("weights", "kept"),
+    [
+        (MatrixFormat.INT8, MatrixFormat.W4A16),
+        (MatrixFormat.W4A16, MatrixFormat.W4A16),
+        (MatrixFormat.W8A8, MatrixFormat.GROUPED_W8A8),
+        (MatrixFormat.W4A8, MatrixFormat.GROUPED_W8A8),
+    ],
+    ids=str,
+)
+def test_experts_have_4_bits_where_activations_are_not_rounded(
+    weights: MatrixFormat, kept: MatrixFormat, directories: tuple[Path, Path]
+) -> None:
+    packed, _ = directories
+    description = describe(read_config(packed))
+    assert description is not None
+    kernels = CompiledKernels(compiled.thread_pool(), weights)
+    mixture = load_compiled_model(description, packed, torch.float32, kernels).built.layers[0].mlp
+    assert isinstance(mixture, PackedExperts)
+    assert {matrix.matrix_format for matrix in (*mixture.gate_up, *mixture.down)} == {kept}
+
+
 @pytest.mark.parametrize("weights", [MatrixFormat.INT8, MatrixFormat.W4A16], ids=str)
 def test_experts_keep_their_numbers_whatever_bits_are_asked(
     weights: MatrixFormat, directories: tuple[Path, Path]
@@ -136,8 +163,12 @@ def test_numbers_are_exactly_those_that_transformers_unpacks() -> None:
 
 def test_codes_have_the_numbers() -> None:
     weight, expected = _weight()
-    codes = block_codes(weight.outputs(1, 5))
-    assert codes is not None
+    stored = block_codes(weight.outputs(1, 5))
+    assert stored is not None
+    assert (stored.bits, int(stored.codes.max())) == (4, 15)
+    nibbles = NibbleWeight(stored.codes, stored.scales, torch.zeros_like(stored.scales), GROUP, is_e2m1=stored.is_e2m1)
+    assert torch.equal(nibbles.dense(), expected[1:5])
+    codes = stored.whole()
     assert codes.codes.max() < 2**codes.bits
     steps = (codes.codes.float() - codes.zero).view(4, 3, codes.group)
     assert torch.equal((steps * codes.scales[..., None]).flatten(1), expected[1:5])
