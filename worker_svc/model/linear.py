@@ -36,7 +36,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,
     Activation.RELU: F.relu,
 }
-"""The functions of a single product; each returns a new tensor."""
+"""The functions; each returns a new tensor."""
 # As oneDNN names the function and its algorithm.
 _ONE_DNN_ACTIVATIONS = {
     None: ("none", ""),
