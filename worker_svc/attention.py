@@ -43,11 +43,11 @@ Kernels: TypeAlias = AttentionKind | CompiledKernels
 class StepAttention(Protocol):
     """Attention of one step."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Stores the keys and values [num_tokens, num_kv_heads, head_dim] of the step's tokens in their slots.
 
         Returns the attention output of each query [num_tokens, num_heads, head_dim] over its sequence's context, in the
-        shape of `query`.
+        shape of `query`. `sinks` float32 [num_heads] are those of a layer that has some.
         """
 
 
@@ -89,11 +89,11 @@ class TorchAttention:
         slots = torch.from_numpy(batch.slots)
         plans = self._plan_windows(batch)
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
             cache, how = self._caches[layer], self._layers[layer]
             cpu_store_kv(key, value, cache.keys, cache.values, slots)
             return cpu_paged_attention(
-                query, cache.keys, cache.values, plans[how.window], how.scale, soft_cap=how.soft_cap
+                query, cache.keys, cache.values, plans[how.window], how.scale, soft_cap=how.soft_cap, sinks=sinks
             )
 
         return attend
@@ -127,7 +127,7 @@ class CompiledAttention:
         query_starts = torch.from_numpy(batch.query_starts)
         context_lens = torch.from_numpy(batch.context_lens)
 
-        def attend_layer(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend_layer(layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
             cache, how = self._caches[layer], self._layers[layer]
             store(self._thread_pool, _per_token(key), _per_token(value), cache, slots)
             return attend(
@@ -140,6 +140,7 @@ class CompiledAttention:
                 how.scale,
                 window=how.window,
                 soft_cap=how.soft_cap,
+                sinks=sinks,
                 use_amx=self._use_amx,
             )
 

@@ -25,6 +25,7 @@ from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.formats._gguf_blocks import BlockType
 from worker_svc.model.formats.gguf import BLOCKS, GgufFormat
+from worker_svc.model.formats.mxfp4 import Mxfp4Format
 from worker_svc.model.stored_linear import StoredCodes
 from worker_svc.model.support import unsupported_reason
 from worker_svc.model.weight_format import CodeForm, WeightFormat, format_of
@@ -170,7 +171,7 @@ def kept_bytes(
             return dtype.itemsize
         codes, of_expert = StoredCodes.of(linear, weight_format, names), linear in experts
         if codes.has_blocks if is_head else codes.keeps_blocks(of_expert=of_expert):
-            return _blocks_form(linear, weight_format).bytes_held
+            return _blocks_form(linear, weight_format, takes_e2m1=_takes_e2m1(asked, kernels)).bytes_held
         if is_head:
             return 1.0
         if codes.keeps_nibbles(of_expert=of_expert) and _keeps_nibbles(asked, kernels):
@@ -192,8 +193,15 @@ def _laid_out(description: ModelDescription, kernels: str, names: Collection[str
         yield replace(head, stored=(StoredLinear(description.embedding.removesuffix(".weight"), head.outputs),))
 
 
-def _blocks_form(layer: LinearLayer, weight_format: WeightFormat) -> CodeForm:
+def _takes_e2m1(quantization: str, kernels: str) -> bool:
+    """Whether products keep codes of e2m1 in 4 bits."""
+    return kernels == "compiled" and not MATRIX_FORMATS[quantization].takes_codes
+
+
+def _blocks_form(layer: LinearLayer, weight_format: WeightFormat, *, takes_e2m1: bool) -> CodeForm:
     """The form of a layer that `read_blocks` reads."""
+    if takes_e2m1 and isinstance(weight_format, Mxfp4Format):
+        return CodeForm(4, DEFAULT_GROUP)
     if not isinstance(weight_format, GgufFormat):
         return CodeForm(8, BYTE_GROUP_SIZES[-1])
     names = [stored.name for stored in layer.stored]

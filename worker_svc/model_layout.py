@@ -9,12 +9,14 @@ class LayerAttention:
 
     Scores are multiplied by `scale`, then capped: s becomes c * tanh(s / c) for a `soft_cap` c. With a `window` w a
     query sees the last w keys up to its own. None: no cap, all keys. If `bidirectional`, it sees as many after its own.
+    With sinks, the call brings one more score for each head, of a key without a value (arXiv:2309.17453).
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
     bidirectional: bool = False
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,12 +153,12 @@ def _layers_of(description: ModelDescription, files: list[Path], scheme: Compres
         for linear in layer.stored:
             place = places.get(f"{linear.name}{_WEIGHT}")
             name = linear.name if place is None else place.name.removesuffix(_WEIGHT)
-            is_own = place is not None and place.rows is None and place.name.endswith(_WEIGHT)
+            is_own = place is not None and place.part is None and place.name.endswith(_WEIGHT)
             if is_kept or not is_own or linear.transposed:
                 left.append(name)
             else:
                 quantized[name] = layer.inputs
-    return _Layers(quantized, left)
+    return _Layers(quantized, list(dict.fromkeys(left)))  # a tensor of all experts is named once
 
 
 def _write(

@@ -64,6 +64,7 @@ class Heads:
     soft_cap: float | None = None
     rotary_dim: int | None = None
     """How many dimensions of a head are rotated; None: all."""
+    has_sinks: bool = False
 
 
 MODELS = {
@@ -77,6 +78,7 @@ MODELS = {
     "Phi 3 mini": Heads(32, 32, 96),
     "Pythia 2.8B": Heads(32, 32, 80, rotary_dim=20),
     "GPT-2": Heads(12, 12, 64, rotary_dim=0),
+    "gpt-oss 20B": Heads(64, 8, 64, window=128, has_sinks=True),
 }
 OTHER_HEADS = {"heads of 192": Heads(16, 8, 192), "64 heads for a KV head": Heads(64, 1, 128)}
 """Shapes that tiles are not made for: fewer dimensions than a power of two, and many heads in a group."""
@@ -106,6 +108,7 @@ def _prefill(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int 
         heads.head_dim**-0.5,
         window=heads.window,
         soft_cap=heads.soft_cap,
+        sinks=empty(heads.num_heads, dtype=FP32) if heads.has_sinks else None,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
         tiles=tiles,
@@ -125,6 +128,7 @@ def _decode(heads: Heads, dtype: torch.dtype, cache: LayerCache) -> None:
         heads.head_dim**-0.5,
         window=heads.window,
         soft_cap=heads.soft_cap,
+        sinks=empty(heads.num_heads, dtype=FP32) if heads.has_sinks else None,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
     )
@@ -152,6 +156,8 @@ def _attention(
 def _attention_cases() -> Iterator[Case]:
     for model in ("SmolLM2 135M", "Llama 3 8B", "Qwen2.5 7B", "Gemma 2 9B", "Gemma 2 27B", "Phi 3 mini", "Pythia 2.8B"):
         yield from _attention(model)
+    yield from _attention("gpt-oss 20B")
+    yield from _attention("gpt-oss 20B", kv=FP8)
     for model in ("Llama 3 8B", "SmolLM2 135M"):
         yield from _attention(model, FP16)
         yield from _attention(model, FP32)
@@ -251,7 +257,8 @@ def _layer_cases() -> Iterator[Case]:
             f"gated {activation.value}: 14336",
             partial(gated_activation, empty(64, 2 * 14336), activation),
         )
-        yield Case(f"{activation.value}: 10240", partial(plain_activation, empty(64, 10240), activation))
+        if activation is not Activation.SWIGLU_OAI:
+            yield Case(f"{activation.value}: 10240", partial(plain_activation, empty(64, 10240), activation))
     ids, sampled = empty(NUM_TOKENS, dtype=torch.int64), empty(256, dtype=torch.int64)
     yield Case("embedding: 4096", lambda: embed_tokens(ids, sampled, empty(128256, 4096)))
     yield Case(
@@ -320,6 +327,19 @@ def _experts(num_tokens: int, dtype: torch.dtype, num_experts: int, num_chosen: 
     combine_experts(rows, choices.weights)
 
 
+def _biased_experts(num_tokens: int, dtype: torch.dtype) -> None:
+    """Both products of a layer of gpt-oss 20B."""
+    num_experts, num_chosen, hidden = 32, 4, 2880
+    experts = empty(num_tokens, num_chosen, dtype=torch.int32)
+    tile_rows = choose_tile_rows(experts.numel(), num_experts, dtype, deterministic=False)
+    groups = group_by_expert(experts, num_experts, tile_rows)
+    inputs, gate_up = empty(num_tokens, hidden, dtype=dtype), empty(num_experts, 2 * hidden, hidden, dtype=dtype)
+    bias = empty(num_experts, 2 * hidden, dtype=dtype)
+    active = grouped_linear(inputs, gate_up, groups, experts.numel(), Activation.SWIGLU_OAI, bias)
+    down = empty(num_experts, hidden, hidden, dtype=dtype)
+    grouped_linear(active, down, groups, experts.numel(), bias=empty(num_experts, hidden, dtype=dtype))
+
+
 def _product_cases() -> Iterator[Case]:
     yield _product(4096, 6144, BF16)
     yield _product(4096, 28672, BF16)
@@ -333,6 +353,8 @@ def _product_cases() -> Iterator[Case]:
             f"128 experts, 8 chosen: {num_tokens} tokens, bf16",
             partial(_experts, num_tokens, BF16, 128, 8, 768),
         )
+    for num_tokens in (8, 512):
+        yield Case(f"32 experts with biases: {num_tokens} tokens, bf16", partial(_biased_experts, num_tokens, BF16))
     yield Case("8 experts, 2 chosen: 512 tokens, bf16", lambda: _experts(512, BF16, 8, 2, 14336))
     yield Case("128 experts, 8 chosen: 64 tokens, fp32", lambda: _experts(64, FP32, 128, 8, 768), FP32)
 

@@ -21,6 +21,7 @@ LEAST_SCALE = tl.constexpr(2.0**-60)
 # The base-2 logarithm of the largest weight of codes of 8 bits. In float16, weights from 2 ** -28 of it on are exact to
 # 11 bits.
 LARGEST_WEIGHT = tl.constexpr(14.0)
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 class Pages(NamedTuple):
@@ -54,6 +55,7 @@ def attend_keys(  # type: ignore[no-untyped-def]
     full_begin,  # keys [full_begin, full_end) are seen by all rows; multiples of TILE_N, empty if the first is larger
     full_end,
     rule,  # ScoreRule
+    b_sink,  # [TILE_M], one more score of each row, as an exponent of 2, of a key without a value; or None
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     UNPACKING: tl.constexpr,  # of `_code_pairs`, or None
@@ -161,6 +163,15 @@ def attend_keys(  # type: ignore[no-untyped-def]
             b_even, b_odd = unpack_pairs(b_value, IS_INT8, UNPACKING)
             b_output = tl.dot(b_weight, b_even, b_output * b_decay[:, None])
             b_odd_output = tl.dot(b_weight, b_odd, b_odd_output * b_decay[:, None])
+    if b_sink is not None:
+        # After the loop, which then is that of a model without sinks
+        b_new_max = tl.maximum(b_max, b_sink)
+        b_decay = tl.exp2(b_max - b_new_max)
+        b_sum = b_sum * b_decay + tl.exp2(b_sink - b_new_max)
+        b_output *= b_decay[:, None]
+        if IN_PAIRS:
+            b_odd_output *= b_decay[:, None]
+        b_max = b_new_max
     b_sum = tl.where(b_sum > 0.0, b_sum, 1.0)
     if IN_PAIRS:
         b_output = tl.reshape(tl.join(b_output, b_odd_output), [TILE_M, TILE_D])
@@ -291,7 +302,10 @@ def attend_reference(query: Tensor, kv: PagedKV, table: Tensor, context_len: int
     score = torch.einsum("qhd,hkd->hqk", query.float(), keys.repeat_interleave(group, dim=0)) * rule.scale
     if rule.soft_cap is not None:
         score = rule.soft_cap * torch.tanh(score / rule.soft_cap)
-    weight = score.masked_fill(hidden, -math.inf).softmax(-1)
+    score = score.masked_fill(hidden, -math.inf)
+    if rule.sinks is not None:
+        score = torch.cat((score, rule.sinks[:, None, None].expand(-1, num_queries, 1)), -1)
+    weight = score.softmax(-1)[..., : len(key_position)]
     # Keys that no query sees may hold NaN
     seen = ~hidden.all(0)
     values = values[:, seen].repeat_interleave(group, dim=0)

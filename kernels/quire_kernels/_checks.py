@@ -33,11 +33,15 @@ class PagedKV(NamedTuple):
 
 
 class AttentionRule(NamedTuple):
-    """How scores are made: scaled, then capped by soft_cap * tanh(score / soft_cap), over the last `window` tokens."""
+    """How scores are made: scaled, then capped by soft_cap * tanh(score / soft_cap), over the last `window` tokens.
+
+    `sinks` float32 [num_heads] are one more score for each head, of a key without a value (arXiv:2309.17453).
+    """
 
     scale: float
     window: int | None
     soft_cap: float | None
+    sinks: Tensor | None = None
 
 
 def require(condition: bool, argument: str, rule: str) -> None:
@@ -126,6 +130,8 @@ def check_attention(
     require(rule.scale > 0, "scale", "be positive")
     require(rule.window is None or rule.window >= 1, "window", "be at least 1")
     require(rule.soft_cap is None or rule.soft_cap > 0, "soft_cap", "be positive")
+    if rule.sinks is not None:
+        check_index(rule.sinks, key_cache, (query.shape[1],), torch.float32, "sinks")
     if out is not None:
         require(out.shape == query.shape, "out", "have the shape of query")
         require(out.dtype == query.dtype, "out", "have the dtype of query")

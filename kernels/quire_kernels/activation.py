@@ -15,6 +15,9 @@ from quire_kernels._shapes import ceil_div, check_rows, next_power_of_2
 class Activation(Enum):
     """The function; GELU by the error function, GELU_TANH by the approximation in arXiv:1606.08415; RELU2 is the square
     of RELU.
+
+    SWIGLU_OAI is that of a gate and up alone, (up + 1) * gate * sigmoid(1.702 * gate), of a gate of at most 7 and up
+    from -7 to 7: gpt-oss's.
     """
 
     SILU = "silu"
@@ -22,6 +25,7 @@ class Activation(Enum):
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
     RELU2 = "relu2"
+    SWIGLU_OAI = "swiglu_oai"
 
 
 @triton.jit
@@ -51,6 +55,19 @@ def activate(b_inputs, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def gated(b_gate, b_up, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The activation of a float32 gate, times up."""
+    if ACTIVATION == "swiglu_oai":
+        # NaN stays NaN
+        b_gate = tl.where(b_gate > 7.0, 7.0, b_gate)
+        b_up = tl.where(b_up > 7.0, 7.0, tl.where(b_up < -7.0, -7.0, b_up))
+        b_active = b_gate * _sigmoid(1.702 * b_gate) * (b_up + 1.0)
+    else:
+        b_active = activate(b_gate, ACTIVATION) * b_up
+    return b_active
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _activation_kernel(  # type: ignore[no-untyped-def]
     p_output,
     p_inputs,
@@ -66,9 +83,11 @@ def _activation_kernel(  # type: ignore[no-untyped-def]
     m_column = o_column < WIDTH
     p_row = p_inputs + token * stride_inputs_token + o_column
     # [TILE] each
-    b_output = activate(tl.load(p_row, mask=m_column, other=0.0).to(tl.float32), ACTIVATION)
+    b_output = tl.load(p_row, mask=m_column, other=0.0).to(tl.float32)
     if GATED:
-        b_output *= tl.load(p_row + WIDTH, mask=m_column, other=0.0).to(tl.float32)
+        b_output = gated(b_output, tl.load(p_row + WIDTH, mask=m_column, other=0.0).to(tl.float32), ACTIVATION)
+    else:
+        b_output = activate(b_output, ACTIVATION)
     tl.store(p_output + token * stride_output_token + o_column, b_output.to(p_output.dtype.element_ty), mask=m_column)
 
 
@@ -82,9 +101,10 @@ def plain_activation(inputs: Tensor, activation: Activation) -> Tensor:
         [num_tokens, width], contiguous, of the dtype of `inputs`.
 
     Raises:
-        ValueError: an argument, named, has a wrong shape, dtype or stride.
+        ValueError: an argument, named, has a wrong value, shape, dtype or stride.
     """
     check_rows(inputs, "inputs")
+    check_plain(activation)
     return _launch(inputs, activation, inputs.shape[1], is_gated=False)
 
 
@@ -127,6 +147,7 @@ def _launch(inputs: Tensor, activation: Activation, width: int, *, is_gated: boo
 def plain_activation_reference(inputs: Tensor, activation: Activation) -> Tensor:
     """`plain_activation` in plain torch."""
     check_rows(inputs, "inputs")
+    check_plain(activation)
     return _activate_reference(inputs.float(), activation).to(inputs.dtype)
 
 
@@ -134,6 +155,9 @@ def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tenso
     """`gated_activation` in plain torch."""
     check_gate_up(gate_up)
     gate, up = gate_up.float().chunk(2, -1)
+    if activation is Activation.SWIGLU_OAI:
+        gate = gate.clamp(max=7.0)
+        return ((up.clamp(-7.0, 7.0) + 1.0) * gate * torch.sigmoid(1.702 * gate)).to(gate_up.dtype)
     return (_activate_reference(gate, activation) * up).to(gate_up.dtype)
 
 
@@ -149,6 +173,13 @@ def _activate_reference(inputs: Tensor, activation: Activation) -> Tensor:
             return F.relu(inputs)
         case Activation.RELU2:
             return F.relu(inputs).square()
+        case Activation.SWIGLU_OAI:
+            raise AssertionError("of a gate and up alone")
+
+
+def check_plain(activation: Activation) -> None:
+    """The activation must be one of a single product."""
+    require(activation is not Activation.SWIGLU_OAI, "activation", "be one of a single product")
 
 
 def check_gate_up(gate_up: Tensor) -> None:

@@ -17,6 +17,8 @@ from quire_kernels.activation import (
     Activation,
     activate,
     check_gate_up,
+    check_plain,
+    gated,
     gated_activation_reference,
     plain_activation_reference,
 )
@@ -92,10 +94,11 @@ def _load(  # type: ignore[no-untyped-def]
     """float32 numbers of a row; zeros beyond WIDTH, as the activation of 0 is 0."""
     m_column = o_column < WIDTH
     b_numbers = tl.load(p_row + o_column, mask=m_column, other=0.0).to(tl.float32)
-    if ACTIVATION is not None:
-        b_numbers = activate(b_numbers, ACTIVATION)
     if GATED:
-        b_numbers *= tl.load(p_row + WIDTH + o_column, mask=m_column, other=0.0).to(tl.float32)
+        b_up = tl.load(p_row + WIDTH + o_column, mask=m_column, other=0.0).to(tl.float32)
+        b_numbers = gated(b_numbers, b_up, ACTIVATION)
+    elif ACTIVATION is not None:
+        b_numbers = activate(b_numbers, ACTIVATION)
     return b_numbers
 
 
@@ -169,6 +172,7 @@ def code_activation(inputs: Tensor, activation: Activation, coding: RowCoding, *
     """
     if not is_gated:
         check_rows(inputs, "inputs")
+        check_plain(activation)
         return _launch(inputs, activation, coding, inputs.shape[1], is_gated=False)
     check_gate_up(inputs)
     return _launch(inputs, activation, coding, inputs.shape[1] // 2, is_gated=True)

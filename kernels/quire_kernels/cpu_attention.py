@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire_kernels._checks import PagedKV, check_cache, check_heads, check_store_kv, require
+from quire_kernels._checks import PagedKV, check_cache, check_heads, check_index, check_store_kv, require
 from quire_kernels._cpu_plan import Chunks, CpuAttentionPlan, GatheredPages, Tiles, plan_cpu_attention
 
 __all__ = ["CpuAttentionPlan", "cpu_paged_attention", "cpu_store_kv", "plan_cpu_attention"]
@@ -21,6 +21,7 @@ def cpu_paged_attention(
     scale: float,
     *,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention` on a CPU: causal attention of each sequence's newest tokens over its pages.
 
@@ -34,6 +35,7 @@ def cpu_paged_attention(
         plan: the step's; it holds the window.
         scale: the factor of scores before the softmax.
         soft_cap: c, where scores s become c * tanh(s / c) (arXiv:2408.00118, section 2); None: no cap.
+        sinks: float32 [num_heads], one more score for each head, of a key without a value; None: none.
 
     Returns:
         [num_tokens, num_heads, head_dim], contiguous, of the dtype of `query`.
@@ -49,13 +51,15 @@ def cpu_paged_attention(
     require(whole_pages, "key_cache", "be contiguous within a block, at whole pages")
     require(query.shape[1] % num_kv_heads == 0, "query", "have a multiple of key_cache's num_kv_heads heads")
     require(soft_cap is None or soft_cap > 0, "soft_cap", "be positive")
+    if sinks is not None:
+        check_index(sinks, key_cache, (query.shape[1],), torch.float32, "sinks")
     require(plan.num_tokens == query.shape[0], "plan", "be of as many tokens as query")
     require(plan.block_size == block_size, "plan", "be of the block_size of key_cache")
     if len(plan.parts) == 1:
-        return _attend(query, key_cache, value_cache, plan.parts[0], scale, soft_cap)
+        return _attend(query, key_cache, value_cache, plan.parts[0], scale, soft_cap, sinks)
     output = query.new_empty(query.shape)
     for part in plan.parts:
-        output.index_copy_(0, part.tokens, _attend(query, key_cache, value_cache, part, scale, soft_cap))
+        output.index_copy_(0, part.tokens, _attend(query, key_cache, value_cache, part, scale, soft_cap, sinks))
     return output
 
 
@@ -72,15 +76,27 @@ def cpu_store_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Ten
 
 
 def _attend(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, part: Tiles | Chunks, scale: float, soft_cap: float | None
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    part: Tiles | Chunks,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     if isinstance(part, Tiles):
-        return _attend_tiles(query, key_cache, value_cache, part, scale, soft_cap)
-    return _attend_chunks(query, key_cache, value_cache, part, scale, soft_cap)
+        return _attend_tiles(query, key_cache, value_cache, part, scale, soft_cap, sinks)
+    return _attend_chunks(query, key_cache, value_cache, part, scale, soft_cap, sinks)
 
 
 def _attend_tiles(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, tiles: Tiles, scale: float, soft_cap: float | None
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    tiles: Tiles,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     _, num_heads, head_dim = query.shape
     num_kv_heads = key_cache.shape[1]
@@ -93,24 +109,52 @@ def _attend_tiles(
         _gather(key_cache, tiles.pages, _key_buffer)[:, :, : tiles.num_keys],
         _gather(value_cache, tiles.pages, _value_buffer)[:, :, : tiles.num_keys],
     )
-    if soft_cap is None:
+    # [num_kv_heads, group * num_queries, 1]
+    of_rows = None if sinks is None else sinks.repeat_interleave(tiles.num_queries).view(num_kv_heads, -1, 1)
+    if soft_cap is not None:
+        output = _capped_attention(*operands, _bias(tiles, group, torch.float32), scale, soft_cap, of_rows)
+    elif of_rows is not None:
+        output = _attention_with_sinks(*operands, _bias(tiles, group, query.dtype), scale, of_rows)
+    else:
         bias = _bias(tiles, group, query.dtype)
         output = scaled_dot_product_attention(*operands, attn_mask=bias, scale=scale)
-    else:
-        output = _capped_attention(*operands, _bias(tiles, group, torch.float32), scale, soft_cap)
     output = output.view(queries.shape).permute(0, 3, 1, 2, 4).reshape(-1, num_heads, head_dim)
     return output.contiguous() if tiles.real is None else output.index_select(0, tiles.real)
 
 
+def _attention_with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, sinks: Tensor
+) -> Tensor:
+    """Attention by the kernel behind `scaled_dot_product_attention`, which also returns the logarithm of each row's sum
+    of exponentials: the keys' share of all weights is the sigmoid of its difference from the sink.
+    """
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output: Tensor
+    output, logs = attend(query, key, value, attn_mask=bias, scale=scale)
+    return (output * torch.sigmoid(logs[..., None] - sinks)).to(output.dtype)
+
+
 def _capped_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, soft_cap: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    soft_cap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention with capped scores, which `scaled_dot_product_attention` does not compute."""
     scores = _dot(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).view(*query.shape[:3], -1)
     _cap(scores.mul_(scale), soft_cap)
     if bias is not None:
         scores.add_(bias)
-    return torch.matmul(scores.softmax(-1).to(value.dtype), value)
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        highest = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+        weights = scores.sub_(highest).exp_()
+        weights.div_(weights.sum(-1, keepdim=True).add_((sinks - highest).exp_()))
+    return torch.matmul(weights.to(value.dtype), value)
 
 
 def _cap(scores: Tensor, soft_cap: float) -> None:
@@ -128,7 +172,13 @@ def _bias(tiles: Tiles, group: int, dtype: torch.dtype) -> Tensor | None:
 
 
 def _attend_chunks(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, chunks: Chunks, scale: float, soft_cap: float | None
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    chunks: Chunks,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     _, num_heads, head_dim = query.shape
     group = num_heads // key_cache.shape[1]
@@ -154,7 +204,9 @@ def _attend_chunks(
         parts[slab.chunks] = torch.bmm(weights, values).view(-1, num_heads, head_dim)
     # Flash-decoding: a chunk's share of its context is the softmax of the logarithms of its sums of exponentials.
     place = (chunks.context, chunks.number)
-    shares = torch.full((num_contexts, chunks.max_chunks, num_heads, 1), -math.inf)
+    shares = torch.full((num_contexts, chunks.max_chunks + (sinks is not None), num_heads, 1), -math.inf)
+    if sinks is not None:
+        shares[:, -1, :, 0] = sinks
     shares = shares.index_put_(place, logs).softmax(1)[place]
     output = torch.zeros(num_contexts, num_heads, head_dim)
     return output.index_add_(0, chunks.context, parts.mul_(shares.div_(sums))).to(query.dtype)

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire_kernels._checks import require
 from quire_kernels._device import pipeline_stages
 from quire_kernels._shapes import ceil_div, check_rows
-from quire_kernels.activation import Activation, activate, gated_activation_reference
+from quire_kernels.activation import Activation, gated, gated_activation_reference
 from quire_kernels.group_by_expert import ExpertGroups
 from quire_kernels.invariant_linear import store_products
 
@@ -47,6 +47,7 @@ def _grouped_linear_kernel(  # type: ignore[no-untyped-def]
     p_output,
     p_inputs,
     p_weight,
+    p_bias,
     p_order,
     p_tile_experts,
     stride_output,
@@ -83,9 +84,16 @@ def _grouped_linear_kernel(  # type: ignore[no-untyped-def]
         if ACTIVATION is not None:
             b_weight = tl.load(p_column + OUTPUTS * stride_weight + o_input[None, :], mask=m_weight, other=0.0)
             b_up = tl.dot(b_inputs, tl.trans(b_weight), b_up, input_precision="ieee")
-    if ACTIVATION is not None:
-        b_sum = activate(b_sum, ACTIVATION) * b_up
-    store_products(b_sum, p_output, None, o_row, m_row, o_output, m_output, stride_output)
+    if p_bias is not None:
+        p_bias += expert * (OUTPUTS if ACTIVATION is None else 2 * OUTPUTS)
+    if ACTIVATION is None:
+        store_products(b_sum, p_output, p_bias, o_row, m_row, o_output, m_output, stride_output)
+    else:
+        if p_bias is not None:
+            b_sum += tl.load(p_bias + o_output, mask=m_output, other=0.0).to(tl.float32)[None, :]
+            b_up += tl.load(p_bias + OUTPUTS + o_output, mask=m_output, other=0.0).to(tl.float32)[None, :]
+        b_sum = gated(b_sum, b_up, ACTIVATION)
+        store_products(b_sum, p_output, None, o_row, m_row, o_output, m_output, stride_output)
 
 
 def grouped_linear(
@@ -94,8 +102,9 @@ def grouped_linear(
     groups: ExpertGroups,
     num_rows: int,
     activation: Activation | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Each row times the transpose of its expert's weight; sums are float32 and rounded once.
+    """Each row times the transpose of its expert's weight, and its bias added; sums are float32 and rounded once.
 
     Args:
         inputs: [num_inputs, in_features], last dimension contiguous. Row r reads input r // (num_rows / num_inputs):
@@ -105,6 +114,7 @@ def grouped_linear(
         num_rows: a multiple of num_inputs.
         activation: with it the weight holds gate and up side by side, and the output is the activation of the gate
             times up, computed in float32.
+        bias: [num_experts, out_features] of the dtype of `inputs`, contiguous; None for none.
 
     Returns:
         [num_rows, out_features], with an activation half as wide, contiguous, of the dtype of `inputs`.
@@ -112,7 +122,7 @@ def grouped_linear(
     Raises:
         ValueError: an argument, named, has a wrong value, shape, dtype, stride or device.
     """
-    outputs = _check(inputs, weight, groups, num_rows, activation)
+    outputs = _check(inputs, weight, groups, num_rows, activation, bias)
     out = torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
     if out.numel() == 0:
         return out
@@ -123,6 +133,7 @@ def grouped_linear(
         out,
         inputs,
         weight,
+        bias,
         groups.order,
         groups.tile_experts,
         out.stride(0),
@@ -148,13 +159,16 @@ def grouped_linear_reference(
     groups: ExpertGroups,
     num_rows: int,
     activation: Activation | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """`grouped_linear` in plain torch, tile by tile."""
-    outputs = _check(inputs, weight, groups, num_rows, activation)
+    outputs = _check(inputs, weight, groups, num_rows, activation, bias)
     out = torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
 
     def multiply(expert: int, input_rows: Tensor) -> Tensor:
         product = inputs[input_rows].float() @ weight[expert].float().t()
+        if bias is not None:
+            product += bias[expert].float()
         return product if activation is None else gated_activation_reference(product, activation)
 
     return grouped_products(groups, len(inputs), num_rows, out, multiply)
@@ -189,7 +203,22 @@ def grouped_products(
     return out
 
 
-def _check(inputs: Tensor, weight: Tensor, groups: ExpertGroups, num_rows: int, activation: Activation | None) -> int:
+def check_expert_bias(bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    """The bias, if there is one, must be [experts, outputs], contiguous."""
+    if bias is not None:
+        require(bias.shape == shape, "bias", f"have shape {list(shape)}")
+        require(bias.dtype == dtype and bias.is_contiguous(), "bias", f"be {dtype}, contiguous")
+        require(bias.device == device, "bias", f"be on {device}")
+
+
+def _check(
+    inputs: Tensor,
+    weight: Tensor,
+    groups: ExpertGroups,
+    num_rows: int,
+    activation: Activation | None,
+    bias: Tensor | None,
+) -> int:
     """The width of the output, if all is well."""
     check_rows(inputs, "inputs")
     require(weight.ndim == 3 and weight.dtype == inputs.dtype, "weight", "be [experts, outputs, inputs] like inputs")
@@ -198,5 +227,6 @@ def _check(inputs: Tensor, weight: Tensor, groups: ExpertGroups, num_rows: int, 
     require(weight.device == inputs.device, "weight", f"be on {inputs.device}")
     check_row_groups(groups, num_rows, inputs)
     require(activation is None or weight.shape[1] % 2 == 0, "weight", "hold gate and up side by side")
-    outputs: int = weight.shape[1]
+    num_experts, outputs = weight.shape[:2]
+    check_expert_bias(bias, (num_experts, outputs), inputs.dtype, inputs.device)
     return outputs if activation is None else outputs // 2

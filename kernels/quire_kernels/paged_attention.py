@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._attend import (
+    LOG2_E,
     Pages,
     ScoreRule,
     attend_keys,
@@ -38,6 +39,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     p_query_starts,
     p_context_lens,
     p_tiles,
+    p_sinks,
     num_seqs,
     score_scale,
     soft_cap,
@@ -100,6 +102,9 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
         (stride_cache_block, stride_cache_head, stride_cache_slot),
         (stride_scale_block, stride_scale_head),
     )
+    b_sink = None
+    if p_sinks is not None:
+        b_sink = tl.load(p_sinks + o_head, mask=o_row < QUERIES * GROUP, other=0.0) * LOG2_E
     b_output, _ = attend_keys(
         b_query,
         b_position,
@@ -110,6 +115,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
         full_begin,
         full_end,
         ScoreRule(score_scale, soft_cap, window),
+        b_sink,
         HEAD_DIM,
         BLOCK_SIZE,
         UNPACKING,
@@ -172,6 +178,7 @@ def paged_attention(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     out: Tensor | None = None,
@@ -200,6 +207,8 @@ def paged_attention(
         scale: the factor of scores before the softmax.
         window: how many tokens a query sees, itself included; None for all.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap), after the scale and before the mask; None for no cap.
+        sinks: float32 [num_heads], one more score for each head, as of a key without a value (arXiv:2309.17453); it is
+            neither scaled nor capped, and every query sees it. None for none.
         key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size], one layer's views, of a cache in 8
             bits (`kv_quantization`).
         out: what to write to, of the shape of `query`; rows that are in no sequence are left as they are.
@@ -212,7 +221,7 @@ def paged_attention(
         ValueError: an argument, named, has a wrong shape, dtype, stride, device or range. What the index tensors hold
             is not checked: that would wait for the GPU.
     """
-    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap, sinks)
     check_attention(query, kv, block_tables, context_lens, rule, out)
     num_tokens, num_heads, head_dim = query.shape
     num_seqs = len(block_tables)
@@ -243,6 +252,7 @@ def paged_attention(
         query_starts,
         context_lens,
         places,
+        sinks,
         num_seqs,
         score_scale,
         soft_cap,
@@ -277,13 +287,14 @@ def paged_attention_reference(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     out: Tensor | None = None,
     tiles: PrefillTiles | None = None,
 ) -> Tensor:
     """`paged_attention` sequence by sequence in plain torch, in float32 throughout; the tiles have no effect."""
-    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap, sinks)
     out = torch.empty_like(query) if out is None else out
     starts = query_starts.tolist()
     for table, start, end, context_len in zip(block_tables, starts, starts[1:], context_lens.tolist(), strict=False):

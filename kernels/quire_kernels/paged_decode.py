@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._attend import (
+    LOG2_E,
     LOWEST,
     Pages,
     ScoreRule,
@@ -45,6 +46,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     p_value_scales,
     p_block_tables,
     p_context_lens,
+    p_sinks,
     score_scale,
     soft_cap,
     window,
@@ -101,6 +103,11 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             (stride_cache_block, stride_cache_head, stride_cache_slot),
             (stride_scale_block, stride_scale_head),
         )
+        b_sink = None
+        if p_sinks is not None:
+            # Of parts, the kernel that merges them counts it, once
+            m_sink = (o_row < GROUP) & (is_whole != 0)
+            b_sink = tl.load(p_sinks + o_head, mask=m_sink, other=float("-inf")) * LOG2_E
         # Of a context of 0 the output is 0
         b_output, b_log = attend_keys(
             b_query,
@@ -112,6 +119,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             full_begin,
             highest // TILE_N * TILE_N,
             ScoreRule(score_scale, soft_cap, window),
+            b_sink,
             HEAD_DIM,
             BLOCK_SIZE,
             UNPACKING,
@@ -137,6 +145,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     p_parts,
     p_logs,
     p_merges,
+    p_sinks,
     stride_output_seq,
     stride_output_head,
     HEAD_DIM: tl.constexpr,
@@ -154,8 +163,12 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     o_dim = tl.arange(0, TILE_D)
     m_dim = o_dim < HEAD_DIM
 
-    b_max = LOWEST
-    b_sum = 0.0
+    if p_sinks is None:
+        b_max = LOWEST
+        b_sum = 0.0
+    else:
+        b_max = tl.load(p_sinks + head) * LOG2_E
+        b_sum = 1.0
     b_output = tl.zeros([TILE_D], tl.float32)
     for start in range(0, num_parts, TILE_S):
         o_place = start + tl.arange(0, TILE_S)
@@ -188,6 +201,7 @@ def paged_decode(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     out: Tensor | None = None,
@@ -200,7 +214,7 @@ def paged_decode(
 
     Args:
         query: [num_seqs, num_heads, head_dim], last dimension contiguous.
-        key_cache, value_cache, block_tables, context_lens, scale, window, soft_cap, key_scales, value_scales:
+        key_cache, value_cache, block_tables, context_lens, scale, window, soft_cap, sinks, key_scales, value_scales:
             see `paged_attention`. A context of 0 gives zeros, for padding rows of a graph.
         plan: of these contexts and this window, by `DecodeSplits.plan`.
         out: what to write to, of the shape of `query`.
@@ -212,7 +226,7 @@ def paged_decode(
         ValueError: an argument, named, has a wrong shape, dtype, stride, device or range. What the index tensors hold
             is not checked: that would wait for the GPU.
     """
-    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap, sinks)
     check_attention(query, kv, block_tables, context_lens, rule, out)
     num_seqs, num_heads, head_dim = query.shape
     require(len(block_tables) == num_seqs, "block_tables", "have a row for each query")
@@ -238,6 +252,7 @@ def paged_decode(
         *kv,
         block_tables,
         context_lens,
+        sinks,
         score_scale,
         soft_cap,
         window,
@@ -256,15 +271,15 @@ def paged_decode(
         TILE_D=tile_d,
         **launch_options(tile_m, tile_n, tile_d, query.dtype, key_cache.dtype, query.device),
     )
-    merge_parts(out, parts, logs, plan.merges)
+    merge_parts(out, parts, logs, plan.merges, sinks)
     return out
 
 
-def merge_parts(out: Tensor, parts: Tensor, logs: Tensor, merges: Tensor) -> None:
+def merge_parts(out: Tensor, parts: Tensor, logs: Tensor, merges: Tensor, sinks: Tensor | None = None) -> None:
     """Writes the output [num_seqs, num_heads, head_dim] of the sequences that `merges` of a plan names.
 
     `parts` float32 [items, num_heads, head_dim] are the outputs of items, `logs` float32 [items, num_heads] the base-2
-    logarithms of their sums of exponentials; both are contiguous.
+    logarithms of their sums of exponentials; both are contiguous. `sinks` are those of `paged_attention`.
     """
     head_dim = out.shape[2]
     if len(merges):
@@ -273,6 +288,7 @@ def merge_parts(out: Tensor, parts: Tensor, logs: Tensor, merges: Tensor) -> Non
             parts,
             logs,
             merges,
+            sinks,
             out.stride(0),
             out.stride(1),
             HEAD_DIM=head_dim,
@@ -302,12 +318,13 @@ def paged_decode_reference(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """`paged_decode` sequence by sequence in plain torch, in float32 throughout; the plan has no effect."""
-    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
+    kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap, sinks)
     out = torch.empty_like(query) if out is None else out
     for row, context_len in enumerate(context_lens.tolist()):
         if context_len == 0:

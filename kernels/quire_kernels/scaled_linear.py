@@ -19,7 +19,13 @@ from quire_kernels._device import device_limits, pipeline_stages
 from quire_kernels._shapes import SCALED_GROUP, ceil_div, check_rows, check_vector
 from quire_kernels.coded_rows import CodedRows, RowCoding
 from quire_kernels.group_by_expert import ExpertGroups
-from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products, tile_of_rows
+from quire_kernels.grouped_linear import (
+    check_expert_bias,
+    check_row_groups,
+    choose_tile_rows,
+    grouped_products,
+    tile_of_rows,
+)
 from quire_kernels.invariant_linear import choose_tile_outputs, store_products
 
 _TILE_INPUTS = SCALED_GROUP
@@ -92,6 +98,8 @@ def _scaled_linear_kernel(  # type: ignore[no-untyped-def]
     p_column = p_weight + expert * stride_expert + o_output.to(tl.int64)[:, None] * stride_weight
     p_row_scale = p_row_scales + o_read * GROUPS
     p_weight_scales += expert * GROUPS * OUTPUTS
+    if p_bias is not None:
+        p_bias += expert * OUTPUTS
     sum_dtype: tl.constexpr = tl.int32 if IS_INT else tl.float32
     b_total = tl.zeros([TILE_M, TILE_N], sum_dtype)
     b_sum = tl.zeros([TILE_M, TILE_N], tl.float32)
@@ -165,9 +173,14 @@ def scaled_linear(
 
 
 def grouped_scaled_linear(
-    rows: CodedRows, weight: CodedMatrix, groups: ExpertGroups, num_rows: int, dtype: torch.dtype
+    rows: CodedRows,
+    weight: CodedMatrix,
+    groups: ExpertGroups,
+    num_rows: int,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Each row times the transpose of its expert's weight; sums are float32 and rounded once.
+    """Each row times the transpose of its expert's weight, and its bias added; sums are float32 and rounded once.
 
     Args:
         rows: of the coding that the weight names. Row r reads input r // (num_rows / their number).
@@ -175,6 +188,7 @@ def grouped_scaled_linear(
         groups: of the rows, in tiles of at least 16.
         num_rows: a multiple of the number of inputs.
         dtype: of the result: float32, float16 or bfloat16.
+        bias: [experts, outputs] of that dtype, contiguous; None for none.
 
     Returns:
         [num_rows, outputs], contiguous.
@@ -182,9 +196,9 @@ def grouped_scaled_linear(
     Raises:
         ValueError: an argument, named, has a wrong value, shape, dtype, stride or device.
     """
-    out = _grouped_output(rows, weight, groups, num_rows, dtype)
+    out = _grouped_output(rows, weight, groups, num_rows, dtype, bias)
     if out.numel():
-        _launch(out, rows, weight, None, groups, groups.tile_rows)
+        _launch(out, rows, weight, bias, groups, groups.tile_rows)
     return out
 
 
@@ -232,22 +246,31 @@ def scaled_linear_reference(rows: CodedRows, weight: CodedMatrix, bias: Tensor |
 
 
 def grouped_scaled_linear_reference(
-    rows: CodedRows, weight: CodedMatrix, groups: ExpertGroups, num_rows: int, dtype: torch.dtype
+    rows: CodedRows,
+    weight: CodedMatrix,
+    groups: ExpertGroups,
+    num_rows: int,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """`grouped_scaled_linear` in plain torch, tile by tile."""
-    out = _grouped_output(rows, weight, groups, num_rows, dtype)
+    out = _grouped_output(rows, weight, groups, num_rows, dtype, bias)
     numbers = rows.decoded(weight.coding.group)
-    return grouped_products(
-        groups,
-        len(numbers),
-        num_rows,
-        out,
-        lambda expert, input_rows: numbers[input_rows] @ weight.of_expert(expert).dense().t(),
-    )
+
+    def multiply(expert: int, input_rows: Tensor) -> Tensor:
+        product = numbers[input_rows] @ weight.of_expert(expert).dense().t()
+        return product if bias is None else product + bias[expert].float()
+
+    return grouped_products(groups, len(numbers), num_rows, out, multiply)
 
 
 def _grouped_output(
-    rows: CodedRows, weight: CodedMatrix, groups: ExpertGroups, num_rows: int, dtype: torch.dtype
+    rows: CodedRows,
+    weight: CodedMatrix,
+    groups: ExpertGroups,
+    num_rows: int,
+    dtype: torch.dtype,
+    bias: Tensor | None,
 ) -> Tensor:
     """Memory for the result, if all is well."""
     fits = weight.codes.ndim == weight.scales.ndim == 3 and len(weight.codes) == len(weight.scales) > 0
@@ -255,7 +278,9 @@ def _grouped_output(
     require(weight.scales.is_contiguous(), "weight", "have contiguous scales of float32")
     _check(rows, weight.of_expert(0), None, dtype)
     check_row_groups(groups, num_rows, rows.codes)
-    return torch.empty((num_rows, weight.codes.shape[1]), dtype=dtype, device=rows.codes.device)
+    num_experts, outputs = weight.codes.shape[:2]
+    check_expert_bias(bias, (num_experts, outputs), dtype, rows.codes.device)
+    return torch.empty((num_rows, outputs), dtype=dtype, device=rows.codes.device)
 
 
 def _torch_multiplies(rows: CodedRows, weight: CodedMatrix, dtype: torch.dtype) -> bool:

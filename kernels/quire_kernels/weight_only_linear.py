@@ -18,7 +18,13 @@ from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power
 from quire_kernels._split_sums import MOST_TILES, add_splits, arrivals, choose_splits
 from quire_kernels.dequantize_weight import dequantize_weight, group_numbers, split_pairs
 from quire_kernels.group_by_expert import ExpertGroups
-from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products, tile_of_rows
+from quire_kernels.grouped_linear import (
+    check_expert_bias,
+    check_row_groups,
+    choose_tile_rows,
+    grouped_products,
+    tile_of_rows,
+)
 from quire_kernels.invariant_linear import store_products
 from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 
@@ -87,6 +93,8 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
     p_row = p_inputs + (o_row // ROWS_PER_INPUT)[None, :] * stride_inputs
     p_column = p_words + expert * stride_expert + o_output.to(tl.int64)[:, None] * stride_words + o_word[None, :]
     p_factors += expert * OUTPUTS
+    if p_bias is not None:
+        p_bias += expert * OUTPUTS
     if GROUP is not None:
         p_pairs += expert * GROUPS * OUTPUTS
     b_factors = tl.load(p_factors + o_output, mask=m_output, other=0.0)
@@ -182,14 +190,17 @@ def weight_only_linear(
     return out
 
 
-def grouped_weight_only_linear(inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int) -> Tensor:
-    """Each row times the transpose of its expert's weight, as `weight_only_linear` multiplies a few.
+def grouped_weight_only_linear(
+    inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int, bias: Tensor | None = None
+) -> Tensor:
+    """Each row times the transpose of its expert's weight, and its bias added, as `weight_only_linear` does with a few.
 
     Args:
         inputs: [num_inputs, inputs], last dimension contiguous. Row r reads input r // (num_rows / num_inputs).
         weight: of experts.
         groups: of the rows, in tiles of at least 16.
         num_rows: a multiple of num_inputs.
+        bias: [experts, outputs] of the dtype of `inputs`, contiguous; None for none.
 
     Returns:
         [num_rows, outputs], contiguous, of the dtype of `inputs`.
@@ -197,9 +208,9 @@ def grouped_weight_only_linear(inputs: Tensor, weight: WeightOnlyMatrix, groups:
     Raises:
         ValueError: an argument, named, has a wrong value, shape, dtype, stride or device.
     """
-    out = _grouped_output(inputs, weight, groups, num_rows)
+    out = _grouped_output(inputs, weight, groups, num_rows, bias)
     if out.numel():
-        _launch(out, inputs, weight, None, groups, groups.tile_rows)
+        _launch(out, inputs, weight, bias, groups, groups.tile_rows)
     return out
 
 
@@ -308,25 +319,28 @@ def weight_only_linear_reference(inputs: Tensor, weight: WeightOnlyMatrix, bias:
 
 
 def grouped_weight_only_linear_reference(
-    inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int
+    inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int, bias: Tensor | None = None
 ) -> Tensor:
     """`grouped_weight_only_linear` in plain torch, tile by tile."""
-    out = _grouped_output(inputs, weight, groups, num_rows)
-    return grouped_products(
-        groups,
-        len(inputs),
-        num_rows,
-        out,
-        lambda expert, input_rows: weight_only_linear_reference(inputs[input_rows], weight.of_expert(expert)),
-    )
+    out = _grouped_output(inputs, weight, groups, num_rows, bias)
+
+    def multiply(expert: int, input_rows: Tensor) -> Tensor:
+        of_expert = None if bias is None else bias[expert]
+        return weight_only_linear_reference(inputs[input_rows], weight.of_expert(expert), of_expert)
+
+    return grouped_products(groups, len(inputs), num_rows, out, multiply)
 
 
-def _grouped_output(inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int) -> Tensor:
+def _grouped_output(
+    inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int, bias: Tensor | None
+) -> Tensor:
     """Memory for the result, if all is well."""
     require(weight.words.ndim == 3 and len(weight.words) > 0, "weight", "be of experts")
     _check(inputs, weight.of_expert(0), None)
     check_row_groups(groups, num_rows, inputs)
-    return torch.empty((num_rows, weight.words.shape[1]), dtype=inputs.dtype, device=inputs.device)
+    num_experts, outputs = weight.words.shape[:2]
+    check_expert_bias(bias, (num_experts, outputs), inputs.dtype, inputs.device)
+    return torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
 
 
 def _check(inputs: Tensor, weight: WeightOnlyMatrix, bias: Tensor | None) -> None:

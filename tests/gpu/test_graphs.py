@@ -83,7 +83,19 @@ def test_every_batch_size_decodes_as_transformers_does(num_sequences: int, direc
 @pytest.mark.parametrize(
     "variant",
     [
-        *("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe"),
+        *(
+            "gpt2",
+            "opt",
+            "gpt-neox",
+            "phi3",
+            "gemma2",
+            "gemma3",
+            "mixtral",
+            "qwen2-moe",
+            "qwen3-moe",
+            "olmoe",
+            "gpt-oss",
+        ),
         *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3"),
     ],
 )

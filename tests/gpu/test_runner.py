@@ -12,7 +12,20 @@ from runner_driver import Driver, make_runner
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-OTHERS = ("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "phi", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe")
+OTHERS = (
+    "gpt2",
+    "opt",
+    "gpt-neox",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "phi",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
+    "olmoe",
+    "gpt-oss",
+)
 MODELS = llama_models.VARIANTS | {name: transformers_models.VARIANTS[name] for name in OTHERS}
 
 

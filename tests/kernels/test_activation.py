@@ -1,5 +1,6 @@
 """Activations, gated and plain, against torch's own, at odd widths."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,17 +18,19 @@ from quire_kernels.activation import (
 )
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+PLAIN = [activation for activation in Activation if activation is not Activation.SWIGLU_OAI]
 FAR = [-3e4, -200.0, 0.0, 200.0, 3e4]
 ACTIVE = [0.0, 0.0, 0.0, 200.0, 3e4]
 
 
-@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("num_tokens", "width"), [(1, 1), (2, 15), (3, 111), (1, 1536), (2, 2049), (17, 64)])
 @pytest.mark.parametrize(
-    ("op", "reference", "num_parts"),
-    [(gated_activation, gated_activation_reference, 2), (plain_activation, plain_activation_reference, 1)],
-    ids=["gated", "plain"],
+    ("op", "reference", "num_parts", "activation"),
+    [(gated_activation, gated_activation_reference, 2, activation) for activation in Activation]
+    + [(plain_activation, plain_activation_reference, 1, activation) for activation in PLAIN],
+    ids=[f"gated-{activation.value}" for activation in Activation]
+    + [f"plain-{activation.value}" for activation in PLAIN],
 )
 def test_activation(
     op: Any,
@@ -50,7 +53,7 @@ def test_activation(
     assert actual.is_contiguous()
 
 
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", PLAIN)
 def test_far_values_neither_overflow_nor_vanish(activation: Activation, device: str) -> None:
     inputs = torch.tensor([FAR], device=device)
     active = [value**2 for value in ACTIVE] if activation is Activation.RELU2 else ACTIVE
@@ -58,7 +61,20 @@ def test_far_values_neither_overflow_nor_vanish(activation: Activation, device: 
     assert gated_activation(torch.cat((inputs, torch.ones_like(inputs)), 1), activation).tolist() == [active]
 
 
-@pytest.mark.parametrize("activation", Activation)
+def test_swiglu_oai_is_that_of_gpt_oss(device: str) -> None:
+    """Gate and up are clamped: the gate above, and up on both sides."""
+    nan = float("nan")
+    gate = torch.tensor([[-3e4, -1.0, 0.5, 9.0, 3e4, nan, 1.0]], device=device)
+    up = torch.tensor([[1.0, -3e4, 0.25, 9.0, -2.0, 1.0, nan]], device=device)
+    expected = [0.0, 6.0 / (1 + math.exp(1.702)), 0.625 / (1 + math.exp(-0.851)), 56.0, -7.0]
+    actual = gated_activation(torch.cat((gate, up), 1), Activation.SWIGLU_OAI)[0].tolist()
+    assert actual[:5] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert all(math.isnan(number) for number in actual[5:])
+    with pytest.raises(ValueError, match=r"^activation: must be one of a single product"):
+        plain_activation(gate, Activation.SWIGLU_OAI)
+
+
+@pytest.mark.parametrize("activation", PLAIN)
 def test_nan_stays_nan(activation: Activation, device: str) -> None:
     inputs = torch.tensor([[1.0, float("nan"), -1.0]], device=device)
     assert plain_activation(inputs, activation).isnan().tolist() == [[False, True, False]]

@@ -39,7 +39,7 @@ def attend(batch: Any) -> torch.Tensor:
         window=batch.window,
     )
     return cpu_paged_attention(
-        batch.query, batch.key_cache, batch.value_cache, plan, batch.scale, soft_cap=batch.soft_cap
+        batch.query, batch.key_cache, batch.value_cache, plan, batch.scale, soft_cap=batch.soft_cap, sinks=batch.sinks
     )
 
 
@@ -104,6 +104,22 @@ def test_soft_caps(
     capped = attend(batch)
     assert_close(capped, paged_attention_reference(**batch.arguments()))
     assert not capped.numel() or (capped - attend(replace(batch, soft_cap=None))).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 33}, {"soft_cap": 0.7}], ids=str)
+@pytest.mark.parametrize("sequences", BATCHES.values(), ids=BATCHES)
+def test_sinks(
+    make_batch: Callable[..., Any],
+    assert_close: Callable[..., None],
+    sequences: list[tuple[int, int]],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+) -> None:
+    batch = make_batch(sequences, (2, 2), dtype=dtype, sinks=True, **options)
+    output = attend(batch)
+    assert_close(output, paged_attention_reference(**batch.arguments()))
+    assert not output.numel() or (output - attend(replace(batch, sinks=None))).abs().max() > 0.01
 
 
 def test_tokens_of_other_sequences_have_no_influence(make_batch: Callable[..., Any]) -> None:
@@ -173,6 +189,7 @@ def test_a_window_of_nothing_is_refused() -> None:
         ("plan", lambda _: plan_cpu_attention([[0]], [0, 1], [5], block_size=16)),
         ("plan", lambda _: plan_cpu_attention([[0]], [0, 4], [5], block_size=8)),
         ("soft_cap", lambda _: 0.0),
+        ("sinks", lambda _: torch.zeros(3)),
     ],
 )
 def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str, change: Callable[[Any], Any]) -> None:
@@ -184,6 +201,7 @@ def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str
         "plan": plan_cpu_attention(batch.block_tables, batch.query_starts, batch.context_lens, block_size=16),
         "scale": batch.scale,
         "soft_cap": None,
+        "sinks": None,
     }
     arguments[argument] = change(arguments[argument])
     if argument == "key_cache":

@@ -41,17 +41,20 @@ def test_products(
 ) -> None:
     values, weight = _random(num_tokens, inputs, outputs, device, dtype)
     experts = _ragged(num_tokens, device)
-    for tile_rows in (16, 64):
+    bias = torch.randn(NUM_EXPERTS, outputs).to(device, dtype)
+    for tile_rows, added in ((16, None), (16, bias), (64, bias)):
         groups = group_by_expert(experts, NUM_EXPERTS, tile_rows)
-        product = grouped_linear(values, weight, groups, experts.numel(), activation)
-        assert_close(product, grouped_linear_reference(values, weight, groups, experts.numel(), activation))
+        arguments = values, weight, groups, experts.numel(), activation, added
+        assert_close(grouped_linear(*arguments), grouped_linear_reference(*arguments))
 
 
 def test_each_row_may_have_an_input_of_its_own(device: str) -> None:
     experts = _ragged(9, device)
     values, weight = _random(18, 48, 33, device, torch.float32)
-    product = grouped_linear(values, weight, group_by_expert(experts, NUM_EXPERTS, 16), 18)
-    expected = torch.stack([weight[e] @ row for e, row in zip(experts.flatten().tolist(), values, strict=True)])
+    bias = torch.randn(NUM_EXPERTS, 33, device=device)
+    product = grouped_linear(values, weight, group_by_expert(experts, NUM_EXPERTS, 16), 18, bias=bias)
+    of_rows = zip(experts.flatten().tolist(), values, strict=True)
+    expected = torch.stack([weight[expert] @ row + bias[expert] for expert, row in of_rows])
     assert torch.allclose(product, expected, atol=1e-4)
 
 
@@ -105,6 +108,8 @@ def test_tiles_are_as_large_as_experts_have_rows() -> None:
         ("weight", {"weight": torch.zeros(NUM_EXPERTS, 3, 8), "activation": Activation.SILU}),
         ("groups", {"groups": group_by_expert_reference(torch.zeros(6, 1, dtype=torch.int32), NUM_EXPERTS, 8)}),
         ("num_rows", {"num_rows": 7}),
+        ("bias", {"bias": torch.zeros(4)}),
+        ("bias", {"bias": torch.zeros(NUM_EXPERTS, 4).half()}),
     ],
 )
 def test_a_wrong_argument_is_named(argument: str, change: dict[str, object]) -> None:

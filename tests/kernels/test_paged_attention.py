@@ -23,6 +23,7 @@ CASES = pairwise(
         "cache_dtype": [None, torch.int8, torch.float8_e4m3fn],
         "window": [None, 1, 23],
         "soft_cap": [None, 1.5],
+        "sinks": [False, True],
     }
 )
 
@@ -81,11 +82,11 @@ def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Ca
     assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
 
 
-def test_a_window_and_a_cap_change_what_is_seen(make_batch: Callable[..., Any]) -> None:
+def test_a_window_a_cap_and_sinks_change_what_is_seen(make_batch: Callable[..., Any]) -> None:
     """Otherwise the tests above could pass without either."""
     arguments = make_batch([(9, 70)]).arguments()
     plain = paged_attention_reference(**arguments)
-    for change in ({"window": 23}, {"soft_cap": 1.5}):
+    for change in ({"window": 23}, {"soft_cap": 1.5}, {"sinks": torch.ones(4, device=plain.device)}):
         error = (paged_attention_reference(**arguments | change) - plain).norm() / plain.norm()
         assert error > 0.02
 
@@ -190,6 +191,8 @@ def test_the_batch_does_not_change_a_sequence(make_batch: Callable[..., Any]) ->
         ("scale", lambda _: 0.0),
         ("window", lambda _: 0),
         ("soft_cap", lambda _: 0.0),
+        ("sinks", lambda _: torch.zeros(3)),
+        ("sinks", lambda _: torch.zeros(4, dtype=torch.float64)),
         ("out", lambda _: torch.empty(4, 4, 32)),
         ("out", lambda _: torch.empty(4, 4, 64, dtype=torch.float16)),
     ],

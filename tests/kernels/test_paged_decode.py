@@ -23,6 +23,7 @@ CASES = pairwise(
         "cache_dtype": [None, torch.int8, torch.float8_e4m3fn],
         "window": [None, 1, 40],
         "soft_cap": [None, 1.5],
+        "sinks": [False, True],
     }
 )
 
@@ -62,8 +63,14 @@ def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Ca
 @pytest.mark.parametrize("num_shares", [1, 4, 16])
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": torch.float16}, {"window": 700}, {"cache_dtype": torch.int8, "soft_cap": 1.5}],
-    ids=["float16", "window", "int8"],
+    [
+        {"dtype": torch.float16},
+        {"window": 700},
+        {"cache_dtype": torch.int8, "soft_cap": 1.5},
+        {"sinks": True},
+        {"cache_dtype": torch.int8, "sinks": True},
+    ],
+    ids=["float16", "window", "int8", "sinks", "int8, sinks"],
 )
 def test_shares_of_ragged_contexts(
     make_batch: Callable[..., Any], assert_close: Callable[..., None], num_shares: int, options: dict[str, Any]
@@ -84,6 +91,21 @@ def test_long_contexts_in_many_splits(
     arguments = make_batch([(1, 4097), (1, 2049)], (1, 8)).decode_arguments(keys_per_split=128)
     arguments |= {"scale": scale}
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("sink", [-1e4, -200.0, 200.0, 1e4])
+def test_sinks_of_any_size(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], sink: float, cache_dtype: torch.dtype | None
+) -> None:
+    """One that is far below all scores changes nothing; of one that is far above them the output is zero."""
+    batch = make_batch([(1, 40), (1, 700)], (1, 2), cache_dtype=cache_dtype)
+    arguments = batch.decode_arguments(keys_per_split=128)
+    output = paged_decode(**arguments | {"sinks": torch.full((2,), sink, device=batch.query.device)})
+    if sink < 0:
+        assert_close(output, paged_decode(**arguments))
+    else:
+        assert not output.any()
 
 
 def test_large_scores_do_not_overflow(make_batch: Callable[..., Any], assert_close: Callable[..., None]) -> None:
@@ -187,6 +209,8 @@ def test_writes_in_place(make_batch: Callable[..., Any]) -> None:
         ("plan.merges", lambda plan: replace(plan, merges=plan.merges.long())),
         ("window", lambda _: 0),
         ("soft_cap", lambda _: -1.0),
+        ("sinks", lambda _: torch.zeros(3)),
+        ("sinks", lambda _: torch.zeros(4, dtype=torch.float64)),
         ("out", lambda _: torch.empty(3, 4, 64)),
     ],
 )

@@ -140,7 +140,8 @@ def test_products_with_the_weights_of_experts(
     )
     for rows_each in (1, 2):
         rows = code_rows_reference(torch.randn(num_tokens * 2 // rows_each, inputs).to(device), coding)
-        arguments = rows, matrix, groups, num_tokens * 2, torch.float32
+        bias = torch.randn(4, outputs, device=device)
+        arguments = rows, matrix, groups, num_tokens * 2, torch.float32, bias
         expected = grouped_scaled_linear_reference(*arguments)
         positive = CodedRows(absolute(rows.codes), rows.scales), CodedMatrix(absolute(matrix.codes), matrix.scales)
         magnitudes = grouped_scaled_linear_reference(*positive, groups, num_tokens * 2, torch.float32)

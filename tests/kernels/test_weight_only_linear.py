@@ -84,7 +84,7 @@ def test_products_with_the_weights_of_experts(
     stacked: WeightOnlyMatrix = tree_map(_for_experts, one)
     for rows_each in (1, 2):
         values = torch.randn(num_tokens * 2 // rows_each, inputs).to(device)
-        arguments = values, stacked, groups, num_tokens * 2
+        arguments = values, stacked, groups, num_tokens * 2, torch.randn(4, outputs, device=device)
         expected = grouped_weight_only_linear_reference(*arguments)
         torch.testing.assert_close(grouped_weight_only_linear(*arguments), expected, rtol=1e-4, atol=1e-2)
 

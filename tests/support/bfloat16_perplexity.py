@@ -26,7 +26,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     **{name: llama_models.VARIANTS[name] for name in ("llama", "qwen3")},
     **dense_models.VARIANTS,
     **{name: make for name, make in transformers_models.VARIANTS.items() if name.endswith("moe")},
-    **{name: transformers_models.VARIANTS[name] for name in ("mixtral", "dots1", "k-exaone", "minimax-m2")},
+    **{name: transformers_models.VARIANTS[name] for name in ("mixtral", "dots1", "k-exaone", "minimax-m2", "gpt-oss")},
     **latent_models.VARIANTS,
 }
 BOUND = 1e-3

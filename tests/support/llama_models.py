@@ -60,6 +60,8 @@ def save_model(directory: Path, config: Any, kind: Any = AutoModelForCausalLM, *
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name or ".ln_" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+            elif name.endswith("sinks"):
+                parameter.add_(torch.randn_like(parameter) + 1.0)
     model.save_pretrained(directory, **options)
     (directory / "tokenizer.json").write_text("{}")
     return directory

@@ -33,6 +33,7 @@ class Batch:
     soft_cap: float | None
     key_scales: Tensor | None
     value_scales: Tensor | None
+    sinks: Tensor | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `paged_attention`."""
@@ -77,6 +78,7 @@ def make_batch(
     cache_dtype: torch.dtype | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: bool = False,
     device: str = "cpu",
 ) -> Batch:
     """Sequences are (queries, context), heads are (KV heads, group). A cache_dtype makes it a quantized cache."""
@@ -126,6 +128,8 @@ def make_batch(
         soft_cap=soft_cap,
         key_scales=None if scales is None else scales[:, 1, 0],
         value_scales=None if scales is None else scales[:, 1, 1],
+        # From less than all scores together to more
+        sinks=torch.linspace(-1.0, 6.0, num_kv_heads * group, device=device) if sinks else None,
     )
 
 

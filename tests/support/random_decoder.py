@@ -21,6 +21,11 @@ ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
 }
 
 
+def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    gate = gate.clamp(max=7)
+    return (up.clamp(-7, 7) + 1) * gate * (1.702 * gate).sigmoid()
+
+
 @dataclass
 class RandomNorm:
     size: int
@@ -58,8 +63,10 @@ class RandomLayer:
         self.gate, self.up, self.down = weight(width, HIDDEN), weight(width, HIDDEN), weight(HIDDEN, width)
 
     def act(self, x: Tensor) -> Tensor:
-        act = ACTIVATIONS[self.activation]
         up = linear(x, self.up.double())
+        if self.activation is ActivationCode.SWIGLU_OAI:
+            return swiglu_oai(linear(x, self.gate.double()), up)
+        act = ACTIVATIONS[self.activation]
         return act(linear(x, self.gate.double())) * up if self.is_gated else act(up)
 
 

@@ -35,7 +35,7 @@ class ReferenceAttention:
     def attend(self, inputs: ForwardInputs) -> PlannedAttention:
         (contexts,) = inputs.plan
 
-        def attend(layer: int, query: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
             global num_calls
             num_calls += 1
             rule, cache = self._layers[layer]
@@ -54,6 +54,7 @@ class ReferenceAttention:
                 rule.scale,
                 window=rule.window,
                 soft_cap=rule.soft_cap,
+                sinks=sinks,
                 key_scales=cache.key_scales,
                 value_scales=cache.value_scales,
                 out=torch.zeros_like(query),
@@ -64,6 +65,8 @@ class ReferenceAttention:
 
 class ReferenceBackend:
     """A `DeviceAttentionBackend`."""
+
+    computes_sinks = True
 
     def library_version(self) -> str:
         return f"torch {torch.__version__}"

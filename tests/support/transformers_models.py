@@ -16,6 +16,7 @@ from transformers import (
     Glm4MoeConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteMoeConfig,
     HunYuanMoEV1Config,
     MiniMaxM2Config,
@@ -62,6 +63,14 @@ _LONGROPE: dict[str, Any] = {
     "short_factor": [1.5] * 8,
     "long_factor": [4.0] * 8,
 }
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "beta_fast": 4.0,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
 
 VARIANTS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: GPT2Config(**COMMON, n_embd=48, n_layer=2, n_head=3, scale_attn_by_inverse_layer_idx=True),
@@ -96,6 +105,9 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     ),
     "olmoe": lambda: OlmoeConfig(
         **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1}, num_experts=4, num_experts_per_tok=2,
+    ),
+    "gpt-oss": lambda: GptOssConfig(
+        **_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, rope_parameters=_YARN,
     ),
     "glm4-moe": lambda: Glm4MoeConfig(**_SIGMOID_EXPERTS, use_qk_norm=True),
     "glm4-moe-biased": lambda: Glm4MoeConfig(

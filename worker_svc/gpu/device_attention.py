@@ -53,11 +53,11 @@ class AttentionSetup:
 class PlannedAttention(Protocol):
     """Attention of one step. That of a graph is called while the graph is captured, and not again."""
 
-    def __call__(self, layer: int, query: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """The output of each query [num_tokens, num_heads, head_dim] in a layer, in the shape and dtype of `query`.
 
-        A query sees the keys up to its own position, as the layer's rule says. It must wait for nothing, and allocate
-        with torch only.
+        A query sees the keys up to its own position, as the layer's rule says. `sinks` float32 [num_heads] are those of
+        a layer that has some. It must wait for nothing, and allocate with torch only.
         """
 
 
@@ -95,7 +95,7 @@ class DeviceAttention(Protocol):
 
 
 class DeviceAttentionBackend(Protocol):
-    """Makes attention over caches."""
+    """Makes attention over caches. One with an attribute `computes_sinks` that is true takes layers with sinks."""
 
     def library_version(self) -> str:
         """The names and versions of the libraries that compute attention, beside the package of the backend.
@@ -155,11 +155,17 @@ def make_device_attention(name: str, setup: AttentionSetup, caches: Sequence[Lay
     """The attention of the backend of this name. Raises StartupFailed, which names what it does not support."""
     backend = find_attention_backend(name)
     with _registry.running(name):
-        refused = backend.unsupported_reason(setup)
+        refused = _refused_sinks(backend, setup) or backend.unsupported_reason(setup)
         if refused is None:
             made = backend.make(setup, caches)
             return made if name == DEFAULT_BACKEND else _ForeignAttention(name, made)
     raise StartupFailed(f"QUIRE_ATTENTION_BACKEND is {name}, which does not support {refused}")
+
+
+def _refused_sinks(backend: DeviceAttentionBackend, setup: AttentionSetup) -> str | None:
+    """A backend that knows nothing of sinks would leave them out."""
+    is_fit = getattr(backend, "computes_sinks", False) or not any(layer.has_sinks for layer in setup.layers)
+    return None if is_fit else "attention sinks"
 
 
 class _ForeignAttention:
@@ -184,9 +190,9 @@ class _ForeignAttention:
         with self._named("attend"):
             attend = self._attention.attend(inputs)
 
-        def named(layer: int, query: Tensor) -> Tensor:
+        def named(layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
             with self._named("attention"):
-                return attend(layer, query)
+                return attend(layer, query) if sinks is None else attend(layer, query, sinks)
 
         return named
 

@@ -103,6 +103,10 @@ class AttentionSpec:
     """Whether a query also sees the keys after its own, of a window as many as before it."""
     soft_cap: float | None = None
     """Scores s become c * tanh(s / c), with c above 0; None: they stay."""
+    sinks: str | None = None
+    """The checkpoint's tensor [num_heads] of one more score for each head, of a key without a value, which every query
+    sees (arXiv:2309.17453); None: there is none.
+    """
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     """Of each head, or of all heads together, before rotation."""
@@ -157,6 +161,7 @@ class AttentionSpec:
         require(self.head_dim == stored, "head_dim", f"{stored}, the dimensions of what is stored")
         require(self.query_norm is None and self.key_norm is None, "query_norm", "absent, as key_norm: see latent")
         require(self.window is None and self.soft_cap is None, "window", "absent, as soft_cap, with a latent vector")
+        require(self.sinks is None, "sinks", "absent with a latent vector")
         rotated = None if self.rope is None else self.rope.rotated_dims
         require(rotated == latent.rotated_dim, "rope", f"of {latent.rotated_dim} rotated dimensions")
         width = self.num_heads * (latent.plain_dim + latent.value_dim)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+SINKS = "s_aux"
+"""What transformers calls an argument with one more score for each head, of a key without a value."""
 PAGED = "quire_paged"
 """Name of the attention function. No mask function has this name, so transformers builds no masks."""
 
@@ -25,6 +27,12 @@ class AttentionCall:
     """[num_tokens, num_kv_heads, head_dim]"""
     mask: Tensor | None
     options: dict[str, Any]
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """float32 [num_heads], if the layer has some."""
+        sinks: Tensor | None = self.options.get(SINKS)
+        return None if sinks is None else sinks.float()
 
 
 class AttentionHook(Protocol):

@@ -34,22 +34,27 @@ def joined_form(parts: Sequence[Codes | None]) -> CodeForm:
 
 
 def read_blocks(
-    weights: WeightParts, join: Callable[[list[Tensor]], Tensor]
+    weights: WeightParts, join: Callable[[list[Tensor]], Tensor], *, takes_e2m1: bool = False
 ) -> tuple[NibbleWeight | ByteWeight, Tensor | None]:
     """A layer's weight with its own codes, and its bias; `join` joins the outputs of its parts: tensors [outputs, ...].
 
     All parts are in 8 bits if one needs them, and all have minimums if one has: the numbers stay the same. Only a part
-    without block codes is rounded, to 8 bits.
+    without block codes is rounded, to 8 bits. Codes of e2m1 stay in 4 bits if the product takes them, else they become
+    whole numbers in 8 bits.
     """
     parts: list[BlockCodes | Tensor] = []
     biases: list[Tensor] = []
 
     def place(part: int, weight: StoredWeight, bias: Tensor | None) -> None:
         codes = block_codes(weight)
+        if codes is not None and not takes_e2m1:
+            codes = codes.whole()
         parts.append(weight.dense().to(weights.code_dtype) if codes is None else codes)
         biases.append(torch.zeros(weights.outputs[part]) if bias is None else bias.float())
 
     weights.for_each_part(place)
+    if len({isinstance(part, BlockCodes) and part.is_e2m1 for part in parts}) > 1:
+        parts = [part.whole() if isinstance(part, BlockCodes) else part for part in parts]
     if len(parts) == 1 and join is torch.cat:
         join = _only  # without a copy
     bits, group = joined_form([part if isinstance(part, BlockCodes) else None for part in parts])
@@ -76,6 +81,7 @@ def _joined_nibbles(parts: list[BlockCodes], join: Callable[[list[Tensor]], Tens
         join([each.zeros for each in nibbles]),
         nibbles[0].group,
         has_minimums=nibbles[0].has_minimums,
+        is_e2m1=parts[0].is_e2m1,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.model.description import (
+    AttentionSpec,
     DecoderLayer,
     ExpertsSpec,
     LatentSpec,
@@ -121,6 +122,8 @@ class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     mlp: BuiltMlp[LinearT] | ExpertsT
     post_mlp_norm: NormT | None
     latent: BuiltLatent[LinearT, NormT] | None = None
+    sinks: Tensor | None = None
+    """float32 [num_heads], on the model's device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +291,12 @@ def _build_body(
             kv_up.view(-1, spec.plain_dim + spec.value_dim, spec.rank),
         )
 
+    def sinks(spec: AttentionSpec) -> Tensor | None:
+        if spec.sinks is None:
+            return None
+        share = shard.share(spec.num_heads, 1, spec.sinks)
+        return checkpoint.numbers(spec.sinks, spec.num_heads)[share].to(checkpoint.device).float()
+
     def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
         attention, attention_norm = spec.attention, optional_norm(spec.attention_norm)
         return BuiltLayer(
@@ -302,6 +311,7 @@ def _build_body(
             mlp=mlp(spec.mlp),
             post_mlp_norm=optional_norm(spec.post_mlp_norm),
             latent=latent(attention.latent),
+            sinks=sinks(attention),
         )
 
     if description.embedding_norm is not None:

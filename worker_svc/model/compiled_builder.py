@@ -152,7 +152,7 @@ class CompiledBuilder:
         self, weights: WeightParts, asked: MatrixFormat, join_parts: Callable[[list[Tensor]], Tensor]
     ) -> PackedMatrix:
         """A layer with its own codes, whatever bits are asked of weights. Activations have the bits that are asked."""
-        held, bias = read_blocks(weights, join_parts)
+        held, bias = read_blocks(weights, join_parts, takes_e2m1=not asked.takes_codes)
         if isinstance(held, NibbleWeight):
             matrix_format = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16
             pack: Callable[..., PackedMatrix] = pack_nibbles

@@ -18,7 +18,7 @@ from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import LayerAttention
 from worker_svc.wanted_states import Places, wanted_states
 
-COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP} | {Feature.BIDIRECTIONAL}
+COMPUTED = TORCH_COMPUTED - {Feature.SINKS, Feature.SOFT_CAP} | {Feature.BIDIRECTIONAL}
 
 
 class DecoderStates:
@@ -53,7 +53,8 @@ class _PromptAttention:
         self._groups, self._layers = groups, layers
         self._masks: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+        assert sinks is None, "a feature that is refused"
         output = query.new_empty(query.shape)
         for group in self._groups:
             queries, keys, values = (heads[group.rows].transpose(1, 2) for heads in (query, key, value))

@@ -67,6 +67,8 @@ class Activation(StrEnum):
     RELU = "relu"
     RELU2 = "relu2"
     """The square of RELU (arXiv:2109.08668)."""
+    SWIGLU_OAI = "swiglu_oai"
+    """Of a gate and up alone: (up + 1) * gate * sigmoid(1.702 * gate), of a gate of at most 7 and up from -7 to 7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class MlpSpec:
     def __post_init__(self) -> None:
         outputs = (self.width,) * (2 if self.kind is MlpKind.GATED else 1)
         require(self.gate_up.outputs == outputs, "gate_up", f"of the outputs {outputs}")
+        is_fit = self.kind is MlpKind.GATED or self.activation is not Activation.SWIGLU_OAI
+        require(is_fit, "activation", "one of a single product where the MLP is plain")
         require(self.down.inputs == self.width, "down", f"of {self.width} inputs")
 
 
@@ -130,6 +134,10 @@ class ExpertsSpec:
     """Factor of the weights."""
     fused: tuple[str, str] | None = None
     """Tensors of all experts that some checkpoints have: gate and up [experts, 2 * width, inputs], and down."""
+    stacked: str | None = None
+    """First part of the names of tensors that have a first dimension of experts, and are otherwise those of one expert,
+    whose names have its number behind this part.
+    """
     scores: ExpertScores = ExpertScores.SOFTMAX
     groups: ExpertGroups | None = None
     """None: experts are chosen among all."""
@@ -152,8 +160,11 @@ class ExpertsSpec:
         for mlp in self.mlps:
             require(mlp.kind is MlpKind.GATED, "experts", "gated MLPs")
             require(mlp.activation is first.activation, "experts", f"MLPs with the activation {first.activation}")
-            require(not mlp.gate_up.biased and not mlp.down.biased, "experts", "without biases")
             require(mlp.width == first.width or mlp is self.shared, "experts", f"of the width {first.width}")
+
+        for mlp in self.experts:
+            is_alike = mlp.gate_up.biased == first.gate_up.biased and mlp.down.biased == first.down.biased
+            require(is_alike, "experts", "all with biases, or all without")
 
     @property
     def has_shared_gate(self) -> bool:
@@ -299,6 +310,8 @@ class ModelDescription:
             if norm.bias is not None:
                 shapes[norm.bias] = (norm.size,)
         for layer in self.layers:
+            if layer.attention.sinks is not None:
+                shapes[layer.attention.sinks] = (layer.attention.num_heads,)
             if isinstance(layer.mlp, ExpertsSpec) and layer.mlp.choice_bias is not None:
                 shapes[layer.mlp.choice_bias] = (len(layer.mlp.experts),)
         return shapes
@@ -313,7 +326,7 @@ class ModelDescription:
         """KV heads and their dimensions are the first layer's: see `support`."""
         first = self.layers[0].attention
         layers = tuple(
-            LayerAttention(each.scale, each.window, each.soft_cap, each.bidirectional)
+            LayerAttention(each.scale, each.window, each.soft_cap, each.bidirectional, each.sinks is not None)
             for each in (layer.attention for layer in self.layers)
         )
         return ModelLayout(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
-from worker_svc.model.attention_interface import PAGED, AttentionCall, attention_forward, run
+from worker_svc.model.attention_interface import PAGED, SINKS, AttentionCall, attention_forward, run
 from worker_svc.model.host_waits import first_host_wait
 from worker_svc.model_layout import LayerAttention, ModelLayout
 
@@ -186,6 +186,9 @@ def _layer_attention(call: AttentionCall) -> LayerAttention:
     soft_cap = options.pop("softcap", None)
     # The mask decides the window.
     options.pop("sliding_window", None)
+    sinks = call.sinks
+    if sinks is not None and sinks.shape == call.query.shape[1:2]:
+        options.pop(SINKS)
     unknown = {name for name, value in options.items() if value is not None and value is not False} - _HARMLESS
     if unknown:
         raise IncompatibleModel(f"uses unsupported attention arguments: {', '.join(sorted(unknown))}")
@@ -200,4 +203,5 @@ def _layer_attention(call: AttentionCall) -> LayerAttention:
         scale=call.query.shape[2] ** -0.5 if scale is None else float(scale),
         window=None if window == _NO_WINDOW else window,
         soft_cap=None if soft_cap is None else float(soft_cap),
+        has_sinks=sinks is not None,
     )

@@ -14,6 +14,7 @@ from worker_svc.model.weight_format import (
     GroupCodes,
     SizedWeight,
     StoredWeight,
+    StridedWeight,
     WeightFormat,
     block_codes,
     code_scales,
@@ -129,6 +130,9 @@ def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tu
 def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredWeight]:
     """The parts of a stored layer's weight, in order."""
     turn, num_parts = stored.interleaved, len(stored.outputs)
+    if turn == 1 and isinstance(weight, StridedWeight):
+        yield from (weight.strided(slice(part, None, num_parts)) for part in range(num_parts))
+        return
     if turn is not None:
         for part in range(num_parts):
             starts = range(part * turn, sum(stored.outputs), num_parts * turn)

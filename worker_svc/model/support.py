@@ -53,6 +53,8 @@ class Feature(Enum):
     BIDIRECTIONAL = auto()
     NO_INPUT_NORMS = auto()
     NORMS_AFTER_ROTATION = auto()
+    SINKS = auto()
+    EXPERT_BIASES = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -60,6 +62,7 @@ BY_EVERY_BACKEND = frozenset(
         Feature.ACTIVATION,
         Feature.EMBEDDING_SCALE,
         Feature.EXPERTS,
+        Feature.EXPERT_BIASES,
         Feature.HEAD_BIAS,
         Feature.JOINT_HEAD_NORM,
         Feature.LAYER_NORM,
@@ -77,6 +80,7 @@ BY_EVERY_BACKEND = frozenset(
         Feature.POSITION_EMBEDDING,
         Feature.POST_NORMS,
         Feature.ROPE_PER_LAYER,
+        Feature.SINKS,
         Feature.SOFT_CAP,
     }
 )
@@ -152,21 +156,26 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.LOGITS_SCALE, "a factor of the logits"
     if description.logits_soft_cap is not None:
         yield Feature.LOGITS_SOFT_CAP, "a soft cap on logits"
-    if any(isinstance(layer.mlp, ExpertsSpec) for layer in layers):
+    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsSpec)]
+    if mixtures:
         yield Feature.EXPERTS, "experts"
+    of_experts = [linear for each in mixtures for mlp in each.mlps for linear in (each.router, mlp.gate_up, mlp.down)]
+    if any(linear.biased for linear in of_experts):
+        yield Feature.EXPERT_BIASES, "experts with biases"
     if any(attention.has_joint_norms for attention in attentions):
         yield Feature.JOINT_HEAD_NORM, "norms of all heads together"
     if any(attention.norms_after_rotation for attention in attentions):
         yield Feature.NORMS_AFTER_ROTATION, "norms of queries and keys after rotation"
     if any(attention.latent is not None for attention in attentions):
         yield Feature.LATENT_ATTENTION, "latent attention"
-    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsSpec)]
     if any(mixture.groups is not None for mixture in mixtures):
         yield Feature.EXPERT_GROUPS, "experts that are chosen by groups"
     if any(mixture.scores is not ExpertScores.SOFTMAX or mixture.choice_bias for mixture in mixtures):
         yield Feature.SIGMOID_ROUTER, "a router with sigmoids or a bias of the choice"
     if any(layer.attention_norm is None or layer.mlp_norm is None for layer in layers):
         yield Feature.NO_INPUT_NORMS, "layers without a norm before attention or MLP"
+    if any(attention.sinks is not None for attention in attentions):
+        yield Feature.SINKS, "attention sinks"
     if description.is_bidirectional:
         yield Feature.BIDIRECTIONAL, "attention to later tokens"
 

@@ -1,8 +1,9 @@
 """What the tensors of a checkpoint are called in the description of its model."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
+from math import prod
 
 from worker_svc.model.description import ExpertsSpec, ModelDescription
 
@@ -25,15 +26,42 @@ class ExpertRows:
 
 
 @dataclass(frozen=True, slots=True)
+class OneExpert:
+    """The part of one expert in a tensor whose first dimension is that of experts."""
+
+    num_experts: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Where a tensor of a description is in a checkpoint: it is the tensor `name`, or a part of it."""
 
     name: str
-    rows: ExpertRows | None = None
+    part: ExpertRows | OneExpert | None = None
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the tensor `name`, if the described one has this shape."""
-        return shape if self.rows is None else self.rows.whole
+        match self.part:
+            case None:
+                return shape
+            case ExpertRows():
+                return self.part.whole
+            case OneExpert():
+                return (self.part.num_experts, *shape)
+
+    def rows(self, found: Sequence[int]) -> range | None:
+        """The rows of the described tensor in the tensor `name`, which has the shape `found` and is seen as [rows, size
+        of the last dimension]. None: all.
+        """
+        match self.part:
+            case None:
+                return None
+            case ExpertRows():
+                return self.part.flat
+            case OneExpert():
+                count = prod(found[1:-1])
+                return range(self.part.expert * count, (self.part.expert + 1) * count)
 
     def is_stored_as(self, found: Sequence[int], shape: tuple[int, ...]) -> bool:
         """Whether the tensor `name` may have the shape `found`. Leading dimensions of 1 do not count: a single number
@@ -50,7 +78,8 @@ def described_names(description: ModelDescription, stored: Collection[str]) -> d
     """The place of each stored tensor by its name in the description, without the unused ones.
 
     Checkpoints of the class without a head, such as Qwen3Model or GPT2Model, lack the first part of the names. Those
-    that transformers saves with `save_original_format=False` have one tensor for all experts of a layer.
+    that transformers saves with `save_original_format=False` have one tensor for all experts of a layer, as all
+    checkpoints of some architectures have.
     """
     prefix, _, bare = description.embedding.partition(".")
     is_bare = bare in stored and description.embedding not in stored
@@ -70,7 +99,37 @@ def described_names(description: ModelDescription, stored: Collection[str]) -> d
             for fused, weights in _fused_weights(layer.mlp):
                 if (of_all := names.pop(fused, None)) is not None:
                     names |= {name: StoredTensor(of_all.name, rows) for name, rows in weights}
-    return names
+    return _unstacked(description, names)
+
+
+def _unstacked(description: ModelDescription, names: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The places with those of each expert instead of tensors with a dimension of experts."""
+    mixtures = [layer.mlp for layer in description.layers if isinstance(layer.mlp, ExpertsSpec)]
+    stacks = {mixture.stacked: mixture for mixture in mixtures if mixture.stacked is not None}
+    if not stacks:
+        return dict(names)
+    places = {}
+    for name, place in names.items():
+        prefix, _, last = name.rpartition(".")
+        prefix += "."
+        spec = stacks.get(prefix)
+        layer = None if spec is None else _layer_of(spec, prefix, last)
+        if spec is None or layer is None:
+            places[name] = place
+            continue
+        # "down_proj" is the weight, "down_proj_bias" the bias, and so on.
+        tensor = last.removeprefix(layer).removeprefix("_") or "weight"
+        count = len(spec.experts)
+        for expert in range(count):
+            places[f"{prefix}{expert}.{layer}.{tensor}"] = StoredTensor(place.name, OneExpert(count, expert))
+    return places
+
+
+def _layer_of(spec: ExpertsSpec, prefix: str, name: str) -> str | None:
+    """The linear layer of experts that a tensor of all experts belongs to; None: it is no such tensor."""
+    stored = (*spec.experts[0].gate_up.stored, *spec.experts[0].down.stored)
+    layers = (layer.name.removeprefix(f"{prefix}0.") for layer in stored)
+    return next((layer for layer in layers if name == layer or name.startswith(f"{layer}_")), None)
 
 
 def _fused_weights(spec: ExpertsSpec) -> Iterator[tuple[str, list[tuple[str, ExpertRows]]]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.model.building import BuiltMlp, ExpertWeights, MlpWeights
@@ -24,11 +25,13 @@ class TorchExperts:
     shared: TorchMlp | None
     choice_bias: Tensor | None = None
     """float32 [num_experts]"""
+    router_bias: Tensor | None = None
+    """float32, of as many rows as the router"""
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The float32 output for `inputs` [num_tokens, hidden_size]."""
         spec, num_experts = self.spec, len(self.experts)
-        scores = inputs.float() @ self.router.t()
+        scores = F.linear(inputs.float(), self.router, self.router_bias)
         weights, chosen = self._choose(scores[:, :num_experts])
         if spec.normalized:
             weights /= weights.sum(-1, keepdim=True)
@@ -68,10 +71,11 @@ def _within_groups(ranked: Tensor, groups: ExpertGroups) -> Tensor:
 
 
 def build_torch_experts(weights: ExpertWeights) -> TorchExperts:
-    router, _ = weights.router.fused()
+    router, bias = weights.router.fused()
     experts = [_mlp(expert) for expert in weights.experts]
     shared = None if weights.shared is None else _mlp(weights.shared)
-    return TorchExperts(weights.spec, router.float(), experts, shared, weights.choice_bias)
+    router_bias = None if bias is None else bias.float()
+    return TorchExperts(weights.spec, router.float(), experts, shared, weights.choice_bias, router_bias)
 
 
 def _mlp(weights: MlpWeights) -> TorchMlp:

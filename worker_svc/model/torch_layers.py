@@ -46,7 +46,7 @@ def attend(
     else:
         query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, spec)
         key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, spec)
-    return attention(number, query, key, heads[:, num_rotated:]).flatten(1)
+    return attention(number, query, key, heads[:, num_rotated:], layer.sinks).flatten(1)
 
 
 def add_outputs(layer: TorchLayer, gathered: Tensor, hidden: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class TransformersForward:
         attention = self._attention.plan(batch)
 
         def attend(call: AttentionCall) -> Tensor:
-            return attention(self._places[call.layer], call.query, call.key, call.value)
+            return attention(self._places[call.layer], call.query, call.key, call.value, call.sinks)
 
         token_ids, positions, logits_indices = (
             torch.from_numpy(values) for values in (batch.token_ids, batch.positions, batch.logits_indices)

@@ -127,7 +127,7 @@ class TritonBody:
             is_last = number == len(self._layers) - 1
             if is_last and stores_only:
                 return hidden[:0]
-            gathered = attend(number, query)
+            gathered = attend(number, query) if layer.sinks is None else attend(number, query, layer.sinks)
             if layer.latent is not None:
                 gathered = latent_values(layer.latent, gathered)
             # After the last layer's keys and values, only the tokens of `logits_indices` matter.

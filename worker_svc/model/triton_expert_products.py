@@ -22,9 +22,9 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.building import MlpWeights
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.triton_products import Rows, activated, build_matrix
+from worker_svc.model.triton_products import BuiltMatrix, Rows, activated, build_matrix
 
-MatrixT = TypeVar("MatrixT", bound=Tensor | CodedMatrix | WeightOnlyMatrix)
+MatrixT = TypeVar("MatrixT", bound=tuple[Tensor, Tensor | None] | BuiltMatrix)
 
 
 class ExpertProducts(Protocol):
@@ -49,6 +49,9 @@ class DenseExperts:
     """[num_experts, 2 * width, hidden_size]"""
     down: Tensor
     """[num_experts, hidden_size, width]"""
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    """[num_experts, outputs]; None: there are none."""
 
     @property
     def num_experts(self) -> int:
@@ -60,8 +63,8 @@ class DenseExperts:
 
     def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
         assert isinstance(inputs, Tensor)
-        active = grouped_linear(inputs, self.gate_up, groups, num_rows, activation)
-        return grouped_linear(active, self.down, groups, num_rows)
+        active = grouped_linear(inputs, self.gate_up, groups, num_rows, activation, self.gate_up_bias)
+        return grouped_linear(active, self.down, groups, num_rows, bias=self.down_bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +75,9 @@ class QuantizedExperts:
 
     gate_up: CodedMatrix | WeightOnlyMatrix
     down: CodedMatrix | WeightOnlyMatrix
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    """[num_experts, outputs] in `dtype`; None: there are none."""
     dtype: torch.dtype
 
     @property
@@ -83,30 +89,39 @@ class QuantizedExperts:
         return self.gate_up.coding
 
     def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
-        gate_up = self._multiply(inputs, self.gate_up, groups, num_rows)
+        gate_up = self._multiply(inputs, self.gate_up, self.gate_up_bias, groups, num_rows)
         active = activated(gate_up, activation, self.down.coding, is_gated=True)
-        return self._multiply(active, self.down, groups, num_rows)
+        return self._multiply(active, self.down, self.down_bias, groups, num_rows)
 
     def _multiply(
-        self, rows: Rows, weight: CodedMatrix | WeightOnlyMatrix, groups: ExpertGroups, num_rows: int
+        self,
+        rows: Rows,
+        weight: CodedMatrix | WeightOnlyMatrix,
+        bias: Tensor | None,
+        groups: ExpertGroups,
+        num_rows: int,
     ) -> Tensor:
         if isinstance(weight, CodedMatrix):
             assert isinstance(rows, CodedRows)
-            return grouped_scaled_linear(rows, weight, groups, num_rows, self.dtype)
+            return grouped_scaled_linear(rows, weight, groups, num_rows, self.dtype, bias)
         assert isinstance(rows, Tensor)
-        return grouped_weight_only_linear(rows, weight, groups, num_rows)
+        return grouped_weight_only_linear(rows, weight, groups, num_rows, bias)
 
 
 def build_expert_products(experts: Sequence[MlpWeights], quantization: Quantization | None) -> ExpertProducts:
     """The experts of a layer, which are alike. Raises UnsupportedModel if their codes are not."""
     gate_ups, downs = [expert.gate_up for expert in experts], [expert.down for expert in experts]
     if quantization is None:
-        return DenseExperts(*(_stacked(each, lambda weights: weights.fused()[0]) for each in (gate_ups, downs)))
+        (gate_up, gate_up_bias), (down, down_bias) = (
+            _stacked(each, lambda weights: weights.fused()) for each in (gate_ups, downs)
+        )
+        return DenseExperts(gate_up, down, gate_up_bias, down_bias)
 
-    def coded(weights: LinearWeights) -> CodedMatrix | WeightOnlyMatrix:
-        return build_matrix(weights, quantization, of_expert=True).matrix
+    def coded(weights: LinearWeights) -> BuiltMatrix:
+        return build_matrix(weights, quantization, of_expert=True)
 
-    return QuantizedExperts(_stacked(gate_ups, coded), _stacked(downs, coded), gate_ups[0].dtype)
+    of_gate_up, of_down = _stacked(gate_ups, coded), _stacked(downs, coded)
+    return QuantizedExperts(of_gate_up.matrix, of_down.matrix, of_gate_up.bias, of_down.bias, gate_ups[0].dtype)
 
 
 def _stacked(layers: Sequence[LinearWeights], build: Callable[[LinearWeights], MatrixT]) -> MatrixT:

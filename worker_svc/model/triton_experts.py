@@ -35,6 +35,8 @@ class TritonExperts:
     """Whether a token's bits do not depend on the other tokens."""
     choice_bias: Tensor | None = None
     """float32 [num_experts]"""
+    router_bias: Tensor | None = None
+    """In the model's dtype, of as many rows as the router"""
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The output for `inputs` [num_tokens, hidden_size], in their dtype."""
@@ -71,17 +73,19 @@ class TritonExperts:
         """float32 [num_tokens, rows of the router]"""
         scores = torch.empty(len(inputs), len(self.router), device=inputs.device)
         if self.deterministic:
-            return invariant_linear(inputs, self.router, out=scores)
+            return invariant_linear(inputs, self.router, self.router_bias, out=scores)
         if inputs.dtype == torch.float32:
-            return torch.mm(inputs, self.router.t(), out=scores)
-        return torch.mm(inputs, self.router.t(), out_dtype=torch.float32, out=scores)
+            torch.mm(inputs, self.router.t(), out=scores)
+        else:
+            torch.mm(inputs, self.router.t(), out_dtype=torch.float32, out=scores)
+        return scores if self.router_bias is None else scores.add_(self.router_bias)
 
 
 def build_triton_experts(
     weights: ExpertWeights, quantization: Quantization | None, *, deterministic: bool
 ) -> TritonExperts:
     """Scores are in the model's dtype. Raises UnsupportedModel where codes of experts are not alike."""
-    router, _ = weights.router.fused()
+    router, router_bias = weights.router.fused()
     shared = None
     if weights.shared is not None:
         gate_up, down = (
@@ -90,4 +94,4 @@ def build_triton_experts(
         )
         shared = gate_up, down
     products = build_expert_products(weights.experts, quantization)
-    return TritonExperts(weights.spec, router, products, shared, deterministic, weights.choice_bias)
+    return TritonExperts(weights.spec, router, products, shared, deterministic, weights.choice_bias, router_bias)

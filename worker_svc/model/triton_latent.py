@@ -87,7 +87,8 @@ class LatentDeviceAttention:
         step = self._planner.on_device(inputs)
         num_decodes, plan = step.num_decodes, step.decode_plans.get(None)
 
-        def attend(layer: int, query: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+            assert sinks is None, "a description has none with latent vectors"
             rule, cache = self._layers[layer]
             gathered = query.new_empty(*query.shape[:2], self._rank)
             keys, scales = cache.keys, cache.key_scales

@@ -79,7 +79,7 @@ class TritonTransformersForward:
             cache = self._caches[place]
             scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
             store_kv(call.key, call.value, cache.keys, cache.values, inputs.slots, **scales)
-            return attend(place, call.query.contiguous())
+            return attend(place, call.query.contiguous(), call.sinks)
 
         token_ids = _with_sampled(inputs.token_ids, sampled)
         logits.copy_(run(self._model, token_ids, inputs.positions, inputs.logits_indices, attend_layer))

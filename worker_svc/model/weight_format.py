@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu.nibbles import E2M1_DOUBLES
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model import formats
 from worker_svc.model.config import raw_config, read_object
@@ -43,6 +44,14 @@ class SizedWeight(Protocol):
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs and inputs."""
+
+
+@runtime_checkable
+class StridedWeight(Protocol):
+    """What a `StoredWeight` may offer besides: outputs at equal distances, which else are cut out one by one."""
+
+    def strided(self, outputs: slice) -> StoredWeight:
+        """The outputs of a slice with a step."""
 
 
 @runtime_checkable
@@ -133,6 +142,15 @@ class BlockCodes:
     """float32 [outputs, groups]; None: there are none."""
     group: int
     """How many neighbouring inputs are a group."""
+    is_e2m1: bool = False
+    """Whether codes have 4 bits and are numbers of e2m1: a number is E2M1_DOUBLES[code] x scale."""
+
+    def whole(self) -> "BlockCodes":
+        """The same numbers in codes that are whole numbers."""
+        if not self.is_e2m1:
+            return self
+        codes = (torch.tensor(E2M1_DOUBLES) + max(E2M1_DOUBLES)).to(torch.uint8)[self.codes.int()]
+        return BlockCodes(codes, 5, max(E2M1_DOUBLES), self.scales, self.minimums, self.group)
 
 
 @runtime_checkable

@@ -11,3 +11,5 @@ class ActivationCode(IntEnum):
     SILU = 2
     RELU = 3
     RELU2 = 4
+    SWIGLU_OAI = 5
+    """Of a gate and up alone."""

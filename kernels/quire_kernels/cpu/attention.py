@@ -45,7 +45,13 @@ class SequencesArgs(Structure):
 class RuleArgs(Structure):
     """`AttentionRule` of attention.h."""
 
-    _fields_ = (("scale", c_float), ("soft_cap", c_float), ("window", c_int64), ("bidirectional", c_int64))
+    _fields_ = (
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("window", c_int64),
+        ("bidirectional", c_int64),
+        ("sinks", c_void_p),
+    )
 
 
 # The lanes of a vector: a head's dimensions and groups of keys are multiples of it.
@@ -143,6 +149,7 @@ def attend(
     window: int | None = None,
     soft_cap: float | None = None,
     bidirectional: bool = False,
+    sinks: Tensor | None = None,
     use_amx: bool = False,
 ) -> Tensor:
     """Attention of each sequence's newest tokens over its pages, causal as in `paged_attention` unless `bidirectional`.
@@ -157,6 +164,7 @@ def attend(
         window: a query sees itself and the window - 1 tokens before it; None: all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap), above 0; None: no cap.
         bidirectional: whether a query also sees the tokens after it, of a window the next window - 1.
+        sinks: float32 [num_heads], contiguous, one more score of each head, of a key without a value; None: none.
         use_amx: whether tile registers compute the products, of bfloat16 on a processor with AMX. Heads whose
             dimensions are no multiple of 32, and blocks of 8 tokens, are computed in vectors all the same.
 
@@ -176,6 +184,9 @@ def attend(
     require(scale > 0, "scale", "be above 0")
     require(soft_cap is None or soft_cap > 0, "soft_cap", "be above 0")
     require(window is None or window >= 1, "window", "be at least 1")
+    if sinks is not None:
+        is_list = sinks.dtype == torch.float32 and sinks.shape == (query.shape[1],) and sinks.is_contiguous()
+        require(is_list, "sinks", "be float32 [num_heads], contiguous")
     kind = type_of(query.dtype)
     require(not use_amx or query.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
     require(not use_amx or has_amx(thread_pool), "use_amx", "be false on a processor without AMX")
@@ -197,7 +208,9 @@ def attend(
         int(use_amx),
         byref(layer.args(query.dtype)),
         byref(sequences),
-        byref(RuleArgs(scale, soft_cap or 0.0, window or 0, bidirectional)),
+        byref(
+            RuleArgs(scale, soft_cap or 0.0, window or 0, bidirectional, None if sinks is None else sinks.data_ptr())
+        ),
         query.shape[1] // num_kv_heads,
         query.data_ptr(),
         output.data_ptr(),

@@ -69,6 +69,7 @@ class MatrixArgs(Structure):
         ("group", c_int64),
         ("order", c_void_p),
         ("has_minimums", c_int64),
+        ("is_e2m1", c_int64),
     )
 
 
@@ -89,6 +90,8 @@ class PackedMatrix:
     """int32 [inputs]: which element of a row each input is; None: they are in order."""
     has_minimums: bool = False
     """Whether a number is code x scale + minimum, where groups have both."""
+    is_e2m1: bool = False
+    """In W4A16: whether codes are numbers of e2m1."""
 
     def args(self) -> MatrixArgs:
         """The library's structure, valid as long as this object."""
@@ -102,6 +105,7 @@ class PackedMatrix:
             self.group,
             _address(self.order),
             self.has_minimums,
+            self.is_e2m1,
         )
 
 
@@ -187,6 +191,8 @@ def pack_nibbles(
     """
     type_of(dtype)
     require(matrix_format.has_nibbles, "matrix_format", "be one of 4 bits")
+    is_fit = not weight.is_e2m1 or (matrix_format is MatrixFormat.W4A16 and not weight.has_minimums)
+    require(is_fit, "matrix_format", "be W4A16 where codes are numbers of e2m1, without minimums")
     _check_groups(weight.codes, torch.uint8, weight.group, (weight.scales, weight.zeros))
     outputs, inputs = weight.codes.shape
     require(weight.order is None or weight.order.shape == (inputs,), "weight", f"have an order [{inputs}]")
@@ -213,6 +219,7 @@ def pack_nibbles(
         weight.group,
         order,
         weight.has_minimums,
+        weight.is_e2m1,
     )
     thread_pool.library.quire_pack_nibbles(
         thread_pool.handle,

@@ -10,6 +10,8 @@ from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may have one scale."""
+E2M1_DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers of the codes of e2m1, as MXFP4 has them: whole ones."""
 DEFAULT_GROUP = 32
 """Inputs that have one scale where a weight is rounded."""
 
@@ -29,12 +31,15 @@ class NibbleWeight:
     order: Tensor | None = None
     """int64 [inputs], a permutation; None: columns are in order."""
     has_minimums: bool = False
+    is_e2m1: bool = False
+    """Whether each number is E2M1_DOUBLES[code] x scale; `zeros` are 0 then."""
 
     def dense(self) -> Tensor:
         """The numbers, float32 [outputs, inputs]."""
         groups = torch.arange(self.codes.shape[1]) // self.group
         scales, zeros = self.scales[:, groups], self.zeros[:, groups]
-        numbers = self.codes * scales + zeros if self.has_minimums else (self.codes - zeros) * scales
+        codes = torch.tensor(E2M1_DOUBLES)[self.codes.int()] if self.is_e2m1 else self.codes
+        numbers = codes * scales + zeros if self.has_minimums else (codes - zeros) * scales
         return numbers if self.order is None else numbers[:, self.order.argsort()]
 
     def with_minimums(self) -> "NibbleWeight":

@@ -22,4 +22,9 @@ void soft_cap(const float* from, int64_t count, float* to) {
     apply(from, count, to, [](quire::Floats v) { return quire::soft_cap(v, 30.0f); });
 }
 
+void swiglu_oai(const float* gate, const float* up, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += quire::LANES)
+        quire::store_floats(to + i, quire::gated(quire::Activation::SWIGLU_OAI, quire::load_floats(gate + i), quire::load_floats(up + i)));
+}
+
 }  // extern "C"

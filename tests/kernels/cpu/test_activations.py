@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from processor_kinds import KINDS, address, compile_for
+from random_decoder import swiglu_oai
 
 
 # Stated errors are those of fused operations.
@@ -52,6 +53,17 @@ def test_gelu_is_within_its_stated_error(library: ctypes.CDLL) -> None:
 def test_activations_by_exp2(library: ctypes.CDLL, name: str, function: Callable[[Tensor], Tensor]) -> None:
     x = values(40)
     torch.testing.assert_close(computed(library, name, x), function(x.double()), rtol=1e-6, atol=1e-6)
+
+
+def test_swiglu_oai(library: ctypes.CDLL) -> None:
+    """The gate's limit is above, those of up on both sides."""
+    gate = torch.cat([values(40), torch.tensor([float("nan"), 1.0, 1e38, 0.0] * 4)])
+    up = gate[torch.randperm(len(gate), generator=torch.Generator().manual_seed(1))]
+    output = torch.empty_like(gate)
+    library.swiglu_oai(address(gate), address(up), ctypes.c_int64(len(gate)), address(output))
+    expected = swiglu_oai(gate.double(), up.double())
+    torch.testing.assert_close(output.double(), expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert expected.isnan().sum() == 8
 
 
 def test_soft_cap(library: ctypes.CDLL) -> None:

@@ -148,8 +148,48 @@ def test_queries_may_see_later_keys(
     assert_close(found, _in_both_directions(batch, arithmetic, **options))
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"soft_cap": 2.0}], ids=str)
+@pytest.mark.parametrize("heads", [(2, 3), (8, 4), (1, 49), (32, 1)], ids=str)
+def test_sinks_take_a_part_of_the_weights(
+    make_batch: Callable[..., Any],
+    assert_close: Callable[..., None],
+    heads: tuple[int, int],
+    options: dict[str, Any],
+    arithmetic: Arithmetic,
+) -> None:
+    sequences = [(1, context) for context in BORDERS] + [(100, 300), (40, 40)]
+    batch = make_batch(sequences, heads, dtype=arithmetic.dtype, sinks=True)
+    with_sinks = arithmetic.attention(batch, sinks=batch.sinks, **options)
+    assert_close(with_sinks, arithmetic.reference(batch, **options))
+    without = arithmetic.attention(batch, **options)
+    assert (with_sinks - without).abs().max() > 0.05
+    none = torch.full_like(batch.sinks, -math.inf)
+    assert torch.equal(arithmetic.attention(batch, sinks=none, **options), without)
+
+
+def test_queries_that_see_later_keys_may_have_sinks(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], arithmetic: Arithmetic
+) -> None:
+    batch = make_batch([(context, context) for context in BORDERS], (2, 3), dtype=arithmetic.dtype, sinks=True)
+    found = arithmetic.attention(batch, bidirectional=True, sinks=batch.sinks)
+    assert_close(found, _in_both_directions(batch, arithmetic, sinks=batch.sinks))
+
+
+@pytest.mark.parametrize("sink", [-1e4, -200.0, 200.0, 1e4])
+def test_sinks_of_any_size(make_batch: Callable[..., Any], sink: float, arithmetic: Arithmetic) -> None:
+    """One that is far below all scores changes nothing; of one that is far above them the output is zero."""
+    batch = make_batch([(1, 40), (33, 300)], (1, 2), dtype=arithmetic.dtype)
+    output = arithmetic.attention(batch, sinks=torch.full((2,), sink))
+    without = arithmetic.attention(batch)
+    assert torch.equal(output, without) if sink < 0 else not output.any()
+
+
 def _in_both_directions(
-    batch: Any, arithmetic: Arithmetic, window: int | None = None, soft_cap: float | None = None
+    batch: Any,
+    arithmetic: Arithmetic,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention in plain torch, in float32."""
     block_size, outputs = batch.key_cache.shape[2], []
@@ -168,16 +208,18 @@ def _in_both_directions(
         if window is not None:
             distance = (position[-(last - first) :, None] - position).abs()
             scores = scores.masked_fill(distance >= window, -math.inf)
-        outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, last - first, 1)), -1)
+        outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(position)], values))
     return torch.cat(outputs).to(arithmetic.dtype)
 
 
 def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
     make_batch: Callable[..., Any], arithmetic: Arithmetic
 ) -> None:
-    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=arithmetic.dtype)
+    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=arithmetic.dtype, sinks=True)
     layer, query = arithmetic.cache(batch), batch.query.contiguous()
-    together = arithmetic.attention(batch)
+    together = arithmetic.attention(batch, sinks=batch.sinks)
     for first, last in ((0, 1), (1, 60), (60, 130)):
         alone = attend(
             compiled.thread_pool(),
@@ -187,6 +229,7 @@ def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
             torch.tensor([0, last - first], dtype=torch.int32),
             torch.tensor([333 - 130 + last], dtype=torch.int32),
             batch.scale,
+            sinks=batch.sinks,
             use_amx=arithmetic.use_amx,
         )
         assert torch.equal(alone, together[first:last])
@@ -282,6 +325,13 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name() -> None:
 def test_a_layer_that_the_cache_does_not_have_is_refused(layer: int) -> None:
     with pytest.raises(ValueError, match=r"^layer: "):
         CacheLayer(torch.zeros(2, 1, 2, 3, 16, 64), layer).args(torch.float32)
+
+
+def test_sinks_of_other_heads_are_refused(make_batch: Callable[..., Any], arithmetic: Arithmetic) -> None:
+    batch = make_batch([(1, 9)], (2, 3), dtype=arithmetic.dtype)
+    for sinks in (torch.zeros(5), torch.zeros(6, dtype=torch.float64), torch.zeros(12)[::2]):
+        with pytest.raises(ValueError, match=r"^sinks: must be float32 \[num_heads\], contiguous"):
+            arithmetic.attention(batch, sinks=sinks)
 
 
 def test_a_window_of_no_token_is_refused() -> None:

@@ -169,6 +169,7 @@ CHANGES: dict[str, Change] = {
         f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)
         for code in ActivationCode
         for is_gated in (True, False)
+        if is_gated or code is not ActivationCode.SWIGLU_OAI
     },
 }  # fmt: skip
 ARITHMETICS = {

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 import compiled
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
 from quire_kernels.cpu.experts import ExpertScoring, PackedExperts, compute_experts
 from quire_kernels.cpu.linear import MatrixArgs, MatrixFormat, PackedMatrix, pack_matrix
+from random_decoder import swiglu_oai
 
 LANES = 16
 # The dtype, and whether products are computed by AMX
@@ -38,6 +40,9 @@ class Weights:
     scoring: ExpertScoring = ExpertScoring.SOFTMAX
     choice_bias: Tensor | None = None
     groups: tuple[int, int, int] | None = None
+    activation: ActivationCode = ActivationCode.SILU
+    biases: tuple[Tensor, ...] | None = None
+    """float32, of the router, and of each expert's gate, up and down."""
 
     @property
     def num_experts(self) -> int:
@@ -48,18 +53,26 @@ class Weights:
         pack = pack_for_amx if self.use_amx else pack_matrix
         pack_experts = partial(pack, matrix_format=matrix_format)
 
-        def mlp(gate: Tensor, up: Tensor, down: Tensor) -> tuple[PackedMatrix, PackedMatrix]:
-            return pack_experts(pool, _interleaved(gate, up)), pack_experts(pool, down)
+        def mlp(
+            gate: Tensor, up: Tensor, down: Tensor, biases: tuple[Tensor, ...] | None = None
+        ) -> tuple[PackedMatrix, PackedMatrix]:
+            if biases is None:
+                return pack_experts(pool, _interleaved(gate, up)), pack_experts(pool, down)
+            of_both = _interleaved(*(bias[:, None] for bias in biases[:2]))[:, 0]
+            return pack_experts(pool, _interleaved(gate, up), of_both), pack_experts(pool, down, biases[2])
 
-        experts = [mlp(*matrices) for matrices in zip(self.gate, self.up, self.down, strict=True)]
+        experts = [
+            mlp(*matrices, None if self.biases is None else tuple(bias[number] for bias in self.biases[1:]))
+            for number, matrices in enumerate(zip(self.gate, self.up, self.down, strict=True))
+        ]
         return PackedExperts(
-            pack(pool, self.router),
+            pack(pool, self.router, None if self.biases is None else self.biases[0]),
             [gate_up for gate_up, _ in experts],
             [down for _, down in experts],
             self.num_chosen,
             self.normalized,
             1.5,
-            ActivationCode.SILU,
+            self.activation,
             None if self.shared is None else mlp(*self.shared),
             self.scoring,
             self.choice_bias,
@@ -69,19 +82,26 @@ class Weights:
     def expected(self, inputs: Tensor) -> Tensor:
         """Float64, token by token."""
 
-        def mlp(row: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-            product: Tensor = down.double() @ (torch.nn.functional.silu(gate.double() @ row) * (up.double() @ row))
-            return product
+        def mlp(row: Tensor, gate: Tensor, up: Tensor, down: Tensor, *biases: Tensor) -> Tensor:
+            gate_bias, up_bias, down_bias = biases or (0.0, 0.0, 0.0)
+            gated, raised = gate.double() @ row + gate_bias, up.double() @ row + up_bias
+            oai = self.activation is ActivationCode.SWIGLU_OAI
+            product: Tensor = down.double() @ (swiglu_oai(gated, raised) if oai else silu(gated) * raised)
+            return product + down_bias
 
         rows = []
         for row in inputs.double():
             scores = self.router.double() @ row
+            if self.biases is not None:
+                scores += self.biases[0]
             weights, chosen = self._choose(scores[: self.num_experts])
             if self.normalized:
                 weights /= weights.sum()
             total = torch.zeros_like(row)
             for weight, e in zip(weights * 1.5, chosen, strict=True):
-                total += weight * mlp(row, self.gate[e], self.up[e], self.down[e])
+                total += weight * mlp(
+                    row, self.gate[e], self.up[e], self.down[e], *(bias[e] for bias in (self.biases or ())[1:])
+                )
             if self.shared is not None:
                 factor = scores[self.num_experts].sigmoid() if len(self.router) > self.num_experts else 1.0
                 total += factor * mlp(row, *self.shared)
@@ -125,6 +145,8 @@ def _weights(
     scoring: ExpertScoring = ExpertScoring.SOFTMAX,
     biased: bool = False,
     groups: tuple[int, int, int] | None = None,
+    activation: ActivationCode = ActivationCode.SILU,
+    with_biases: bool = False,
 ) -> Weights:
     dtype, use_amx = ARITHMETICS[arithmetic]
     if use_amx and not has_amx(compiled.thread_pool()):
@@ -147,6 +169,10 @@ def _weights(
         scoring,
         torch.randn(num_experts, generator=generator) if biased else None,
         groups,
+        activation,
+        tuple(torch.randn(num_experts, *sizes, generator=generator) for sizes in ((), (width,), (width,), (hidden,)))
+        if with_biases
+        else None,
     )
 
 
@@ -181,6 +207,8 @@ def _assert_near(computed: Tensor, expected: Tensor, dtype: torch.dtype) -> None
         {"num_experts": 7, "scoring": ExpertScoring.SIGMOID, "shared": 17},
         {"num_experts": 19, "biased": True},
         {"num_experts": 3, "width": 1024, "hidden": 2048, "shared": 32},
+        {"with_biases": True, "activation": ActivationCode.SWIGLU_OAI},
+        {"num_experts": 33, "num_chosen": 4, "hidden": 90, "width": 90, "with_biases": True},
     ],
     ids=str,
 )

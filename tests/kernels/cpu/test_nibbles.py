@@ -47,6 +47,36 @@ def test_products(
             assert torch.equal(linear(compiled.thread_pool(3), x[first:end], matrix), product[first:end])
 
 
+@pytest.mark.parametrize("rows", [1, 8, 40])
+@pytest.mark.parametrize(("inputs", "group"), [(32, 32), (96, 16), (576, 32), (1538, 64)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_codes_may_be_floating_point_numbers(dtype: torch.dtype, inputs: int, group: int, rows: int) -> None:
+    """Their scales are powers of two, so each number is exact in either type."""
+    torch.manual_seed(0)
+    codes = torch.randint(0, 16, (70, inputs), dtype=torch.uint8)
+    scales = torch.ldexp(torch.ones(70, -(-inputs // group)), torch.randint(-9, 3, (70, -(-inputs // group))))
+    weight = NibbleWeight(codes, scales, torch.zeros_like(scales), group, is_e2m1=True)
+    of_codes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    numbers = of_codes[codes.int()] * 2 * scales.repeat_interleave(group, 1)[:, :inputs]
+    assert torch.equal(weight.dense(), numbers)
+    identity = torch.eye(inputs, dtype=dtype)
+    assert torch.equal(multiply(identity, weight, MatrixFormat.W4A16).t(), numbers)
+    x = torch.randn(rows, inputs).to(dtype)
+    product = multiply(x, weight, MatrixFormat.W4A16)
+    torch.testing.assert_close(product.double(), x.double() @ numbers.double().t(), rtol=1e-5, atol=1e-2)
+
+
+def test_codes_that_are_floating_point_numbers_are_not_multiplied_as_integers() -> None:
+    codes, scales = torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 1)
+    weight = NibbleWeight(codes, scales, torch.zeros(4, 1), 32, is_e2m1=True)
+    for refused, matrix_format in (
+        (weight, MatrixFormat.W4A8),
+        (replace(weight, has_minimums=True), MatrixFormat.W4A16),
+    ):
+        with pytest.raises(ValueError, match=r"^matrix_format: must be W4A16 where codes are numbers of e2m1"):
+            multiply(torch.ones(1, 32), refused, matrix_format)
+
+
 @pytest.mark.parametrize("rows", [1, 8, 9, 40])
 @pytest.mark.parametrize(("inputs", "group"), [(32, 32), (96, 16), (576, 32), (1538, 64)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -19,6 +19,7 @@ LAYERS = [
     LayerAttention(0.1, window=17, soft_cap=0.5),
     LayerAttention(1.0, soft_cap=2.0),
     LayerAttention(0.25, window=1000),
+    LayerAttention(0.25, window=17, has_sinks=True),
 ]
 NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM = 4, 2, 8, 16
 
@@ -43,7 +44,8 @@ def test_each_layer_attends_in_its_own_way() -> None:
         query, key, value = (
             torch.randn(len(batch.positions), count, HEAD_DIM) for count in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS)
         )
-        output = attention(layer, query, key, value)
+        sinks = torch.arange(NUM_HEADS) / 2 if how.has_sinks else None
+        output = attention(layer, query, key, value, sinks)
         expected = paged_attention_reference(
             query,
             cache[:, layer, 0],
@@ -55,6 +57,7 @@ def test_each_layer_attends_in_its_own_way() -> None:
             how.scale,
             window=how.window,
             soft_cap=how.soft_cap,
+            sinks=sinks,
         )
         torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
         outputs.append(output)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import GptOssConfig, LlamaConfig
 
 import llama_models
 import transformers_models
@@ -136,6 +136,20 @@ def test_experts_are_quantized_and_their_router_is_not(save_model: Save, tmp_pat
     assert experts
     assert all(name.endswith(("weight_packed", "weight_scale", "weight_shape")) for name in experts)
     assert any(name.endswith("gate.weight") for name in written)
+    assert Driver(make_runner(tmp_path / "out")).generate(PROMPTS, 1)
+
+
+def test_tensors_of_all_experts_stay_as_they_are(save_model: Save, tmp_path: Path) -> None:
+    config = GptOssConfig(**WIDE | {"num_hidden_layers": 1}, num_local_experts=3, num_experts_per_tok=2)
+    source = save_model(config)
+    quantized(source, tmp_path / "out", "w8a16")
+    written, before = (load_file(path / "model.safetensors") for path in (tmp_path / "out", source))
+    experts = [name for name in before if ".experts." in name]
+    assert len(experts) == 4
+    ignored = config_of(tmp_path / "out")["quantization_config"]["ignore"]
+    assert ignored.count("model.layers.0.mlp.experts.gate_up_proj") == 1
+    assert all(torch.equal(written[name], before[name]) for name in experts)
+    assert any(name.endswith("q_proj.weight_packed") for name in written)
     assert Driver(make_runner(tmp_path / "out")).generate(PROMPTS, 1)
 
 

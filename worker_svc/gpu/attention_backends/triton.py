@@ -42,13 +42,14 @@ class TritonDeviceAttention:
         step = self._planner.on_device(inputs)
         num_decodes, plans = step.num_decodes, step.decode_plans
 
-        def attend(layer: int, query: Tensor) -> Tensor:
+        def attend(layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
             rule, cache = self._layers[layer]
             gathered = torch.empty_like(query)
             pages = cache.keys, cache.values
             how: dict[str, Any] = {
                 "window": rule.window,
                 "soft_cap": rule.soft_cap,
+                "sinks": sinks,
                 "key_scales": cache.key_scales,
                 "value_scales": cache.value_scales,
             }
@@ -65,6 +66,8 @@ class TritonDeviceAttention:
 
 class TritonBackend:
     """A `DeviceAttentionBackend`."""
+
+    computes_sinks = True
 
     def library_version(self) -> str:
         return f"triton {triton.__version__}"

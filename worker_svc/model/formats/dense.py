@@ -18,6 +18,9 @@ class DenseWeight:
     def outputs(self, start: int, stop: int) -> "DenseWeight":
         return DenseWeight(self.tensor[start:stop])
 
+    def strided(self, outputs: slice) -> "DenseWeight":
+        return DenseWeight(self.tensor[outputs])
+
     def inputs(self, start: int, stop: int) -> "DenseWeight":
         return DenseWeight(self.tensor[:, start:stop])
 

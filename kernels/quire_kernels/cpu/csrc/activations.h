@@ -8,7 +8,7 @@
 
 namespace quire {
 
-enum class Activation : int64_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3, RELU2 = 4 };
+enum class Activation : int64_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3, RELU2 = 4, SWIGLU_OAI = 5 };
 
 inline Floats silu(Floats v) { return v / (1.0f + exp2(v * -LOG2_E)); }
 
@@ -38,6 +38,16 @@ inline Floats gelu_tanh(Floats x) {
 // NaN stays.
 inline Floats relu(Floats v) { return select(v < 0.0f, Floats{}, v); }
 
+// (up + 1) * gate * sigmoid(1.702 * gate), of a gate of at most 7 and up from -7 to 7: gpt-oss's. NaN stays.
+inline Floats swiglu_oai(Floats gate, Floats up) {
+    constexpr float LIMIT = 7.0f;
+    gate = select(gate > LIMIT, splat(LIMIT), gate);
+    up = select(up > LIMIT, splat(LIMIT), up);
+    up = select(up < -LIMIT, splat(-LIMIT), up);
+    return (up + 1.0f) * (gate / (1.0f + exp2(gate * (-1.702f * LOG2_E))));
+}
+
+// Of a single product: not SWIGLU_OAI.
 inline Floats activate(Activation activation, Floats v) {
     switch (activation) {
         case Activation::GELU: return gelu(v);
@@ -46,6 +56,11 @@ inline Floats activate(Activation activation, Floats v) {
         case Activation::RELU2: return relu(v) * relu(v);
         default: return silu(v);
     }
+}
+
+// The activation of a gate, times up.
+inline Floats gated(Activation activation, Floats gate, Floats up) {
+    return activation == Activation::SWIGLU_OAI ? swiglu_oai(gate, up) : activate(activation, gate) * up;
 }
 
 // cap * tanh(v / cap)

@@ -1,4 +1,4 @@
-// Attention over the paged cache, in place: causal or bidirectional, grouped heads, sliding window, soft cap.
+// Attention over the paged cache, in place: causal or bidirectional, grouped heads, sliding window, soft cap, sinks.
 //
 // In a block, keys are stored dimension by dimension and values token by token (bfloat16: in pairs), in the order in
 // which the products below read them. A query's result is a sum over tiles of 64 keys in their order, however its
@@ -29,6 +29,7 @@ struct AttentionRule {
     float soft_cap;  // 0: none
     int64_t window;  // how many keys up to its own a query sees; 0: all
     int64_t bidirectional;  // whether queries also see the keys after their own, of a window as many as before it
+    const float* sinks;  // [heads], one more score of each head, of a key without a value (arXiv:2309.17453); null: none
 };
 
 // A relative position bias: what is added to the scores of each head by the distance of a key from its query; null: nothing.
@@ -90,6 +91,10 @@ public:
         std::fill_n(output_.data(), all_rows * dim_, 0.0f);
         std::fill_n(sums_.data(), all_rows * LANES, 0.0f);
         std::fill_n(base_.data(), all_rows, -INFINITY);
+        if (rule.sinks)
+            for (int64_t head = 0; head < heads; ++head)
+                for (int64_t i = 0; i < rows; ++i)
+                    begin_with_sink(place(head) + i, rule.sinks[(tile.first_head + head) * group_ + i % group_]);
 
         const KeyRange keys = key_range(sequences, tile, rule);
         // Nothing is prefetched after the last tile of a phase: the same keys again.
@@ -382,6 +387,12 @@ private:
             store_floats(&weights_[row * TILE_KEYS + g * LANES], stored);
         }
         store(&sums_[row * LANES], added);
+    }
+
+    // A row whose only score so far is that of a sink. One of minus infinity has no weight.
+    void begin_with_sink(int64_t row, float sink) {
+        base_[row] = sink * LOG2_E;
+        sums_[row * LANES] = base_[row] == -INFINITY ? 0.0f : 1.0f;
     }
 
     void rebase(int64_t row, float base) {

@@ -281,7 +281,7 @@ private:
         const FactorRows<Element> act{act_.data(), act_stride_, has_act_tiles_};
         if (mlp.is_gated) {
             multiply_up([&](int64_t row, int64_t panel, Floats gate, Floats up) {
-                store_floats(act.at(row, panel * LANES), activate(mlp.activation, gate) * up);
+                store_floats(act.at(row, panel * LANES), gated(mlp.activation, gate, up));
             });
         } else {
             multiply_up([&](int64_t row, int64_t panel, Floats left, Floats right) {

@@ -193,7 +193,7 @@ private:
         };
         if (model_.is_gated) {
             multiply_normed(layer.gate_up, rows, thread, [&](int64_t row, int64_t panel, Floats gate, Floats up) {
-                put_act(row, panel * LANES, activate(model_.activation, gate) * up);
+                put_act(row, panel * LANES, gated(model_.activation, gate, up));
             });
             return;
         }

@@ -95,7 +95,7 @@ public:
     // For all threads of the pool: calls put(token, number, values) for each vector of the output.
     template <class F>
     void attend(ThreadPool& pool, int thread, F&& put) {
-        const AttentionRule rule{1.0f / std::sqrt(static_cast<float>(dim_)), 0.0f, 0, 1};
+        const AttentionRule rule{1.0f / std::sqrt(static_cast<float>(dim_)), 0.0f, 0, 1, nullptr};
         quire::attend(pool, *attentions_[thread], cache(), sequences(), tiles_, rule, query_.data(), put);
     }
 

@@ -272,7 +272,7 @@ private:
             multiply_piece(matrix, piece, task_claim.next(), grouped_, stride_, group.first, scratch, task_claim,
                            [&](int64_t row, int64_t panel, Floats gate, Floats up) {
                                Product::put(&act_[(group.first + row) * act_stride_], panel * LANES,
-                                            activate(experts.activation, gate) * up);
+                                            gated(experts.activation, gate, up));
                            });
         });
     }
@@ -320,7 +320,7 @@ private:
         multiply(experts.shared_gate_up, from, num_tokens, stride_, scratch,
                  [&](int64_t token, int64_t panel, Floats gate, Floats up) {
                      Product::put(&shared_act_[token * shared_act_stride_], panel * LANES,
-                                  activate(experts.activation, gate) * up);
+                                  gated(experts.activation, gate, up));
                  });
         multiply(experts.shared_down, shared_act_.data(), num_tokens, shared_act_stride_, scratch,
                  [&](int64_t token, int64_t panel, Floats left, Floats right) {

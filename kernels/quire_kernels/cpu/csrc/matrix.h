@@ -27,6 +27,7 @@ struct Matrix {
     int64_t group;          // inputs with one scale, in formats with groups: 16, 32, 64 or 128
     const int32_t* order;   // [inputs], which element of a row each input is; or null: they are in order
     int64_t has_minimums;   // whether a number is code * scale + minimum, where groups have both
+    int64_t is_e2m1;        // in W4A16: whether codes are numbers of e2m1, without zero points
 
     // Whether rows are rounded to codes before they are multiplied.
     bool takes_codes() const { return format == Format::W8A8 || format == Format::W4A8 || format == Format::GROUPED_W8A8; }

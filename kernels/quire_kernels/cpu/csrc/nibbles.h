@@ -1,5 +1,6 @@
 // Weights in 4 bits, in groups of inputs with a scale and a zero point for each output: a number is (code - zero) * scale. Where
-// the matrix has minimums, these are in the place of zero points: a number is code * scale + minimum.
+// the matrix has minimums, these are in the place of zero points: a number is code * scale + minimum. Codes of MXFP4 are numbers
+// of e2m1: a sign, two bits of an exponent, one of a fraction. Then a number is twice that of the code, which is whole, times the scale.
 //
 // A panel is one group after the other, each whole: the scales of its 32 outputs and their zero points, in float16, then lines
 // of codes, of eight inputs and sixteen outputs each. An output's word has inputs 0 to 3 in the low halves of its bytes and 4 to
@@ -96,28 +97,50 @@ inline void pack_nibbles(const uint8_t* codes, const uint16_t* scales, const uin
     }
 }
 
+// Twice the numbers of e2m1: 0, 1, 2, 3, 4, 6, 8, 12, and their negatives.
+inline Ints doubles_of_e2m1(Ints codes) {
+#ifdef __AVX512F__
+    constexpr Ints DOUBLES = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    return (Ints)_mm512_permutexvar_epi32((__m512i)codes, (__m512i)DOUBLES);
+#else
+    const Ints size = codes & 7, normal = (size & 1) + 2, twice = normal + normal;
+    const Ints number = select(size > 5, twice + twice, select(size > 3, twice, size));
+    return select(codes > 7, 0 - number, number);
+#endif
+}
+
+template <bool IS_E2M1>
+inline Floats steps_of(Words codes) {
+    if constexpr (IS_E2M1)
+        return to_floats(doubles_of_e2m1((Ints)codes));
+    else
+        return to_floats((Ints)codes);
+}
+
 // Stores the numbers of eight inputs and sixteen outputs, which are `words`, in a panel of T. Codes, scales and zero points have
 // 4 and 11 bits: in float32 a number is exact, if its zero point is whole.
+template <bool IS_E2M1>
 inline void expand_words(Words words, Floats scale, Floats offset, float* to) {
     for (int i = 0; i < IN_WORD; ++i) {
         const Words codes = (words >> (i % 4 * 8 + i / 4 * 4)) & 0xf;
-        store(to + i * PANEL, multiply_add(to_floats((Ints)codes), scale, offset));
+        store(to + i * PANEL, multiply_add(steps_of<IS_E2M1>(codes), scale, offset));
     }
 }
 
+template <bool IS_E2M1>
 inline void expand_words(Words words, Floats scale, Floats offset, BFloat16* to) {
     for (int i = 0; i < IN_WORD; i += 2) {
         const auto number = [&](int input) {
             const Words codes = (words >> (input % 4 * 8 + input / 4 * 4)) & 0xf;
-            return multiply_add(to_floats((Ints)codes), scale, offset);
+            return multiply_add(steps_of<IS_E2M1>(codes), scale, offset);
         };
         store(to + i * PANEL, pairs_of(number(i), number(i + 1)));
     }
 }
 
 // The numbers of a panel in T.
-template <class T>
-inline void expand_nibbles(const Matrix& m, const uint8_t* panel, T* to) {
+template <bool IS_E2M1, class T>
+inline void expand_groups(const Matrix& m, const uint8_t* panel, T* to) {
     for (int64_t first = 0; first < m.inputs; first += m.group, panel += nibble_group_bytes(m.group)) {
         const int64_t steps = ceil_div(std::min(m.group, m.inputs - first), IN_WORD);
         for (int side = 0; side < 2; ++side) {
@@ -127,9 +150,14 @@ inline void expand_nibbles(const Matrix& m, const uint8_t* panel, T* to) {
             const uint8_t* words = panel + GROUP_HEAD + side * LINE;
             T* numbers = to + first * PANEL + side * LANES * Lane<T>::VALUES;
             for (int64_t k = 0; k < steps; ++k, words += 2 * LINE, numbers += IN_WORD * PANEL)
-                expand_words(load<Words>(words), scale, offset, numbers);
+                expand_words<IS_E2M1>(load<Words>(words), scale, offset, numbers);
         }
     }
+}
+
+template <class T>
+inline void expand_nibbles(const Matrix& m, const uint8_t* panel, T* to) {
+    m.is_e2m1 ? expand_groups<true>(m, panel, to) : expand_groups<false>(m, panel, to);
 }
 
 // As multiply_codes() of linear.h, of rows in groups as the panel's.

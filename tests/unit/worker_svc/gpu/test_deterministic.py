@@ -27,6 +27,7 @@ CASES = [
     ("gpt-neox", torch.float32),
     ("gemma2", torch.float32),
     ("qwen2-moe", torch.float32),
+    ("gpt-oss", torch.float32),
 ]
 NUM_TOKENS = 4
 _RNG = random.Random(5)
@@ -71,7 +72,10 @@ def test_a_draft_changes_no_bit(make: Callable[..., Runner], monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "make", large_but(CASES, ("qwen3", torch.float16), ("qwen2-moe", torch.float32)), indirect=True, ids=str
+    "make",
+    large_but(CASES, ("qwen3", torch.float16), ("qwen2-moe", torch.float32), ("gpt-oss", torch.float32)),
+    indirect=True,
+    ids=str,
 )
 def test_tokens_and_log_probabilities_are_the_same_bits(
     make: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch

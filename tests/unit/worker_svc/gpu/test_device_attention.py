@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from distributions import install
 from llama_models import SIZES, VOCAB
 from runner_driver import Driver, make_runner
 from runner_steps import Generate
+from transformers_models import VARIANTS
 from worker_svc.errors import StartupFailed, UnsupportedModel
 from worker_svc.gpu.attention_backends import triton
 from worker_svc.gpu.device_attention import (
@@ -75,6 +77,24 @@ def test_what_it_does_not_support_is_refused_by_its_name(monkeypatch: pytest.Mon
     _install(monkeypatch, tmp_path / "site")
     with pytest.raises(StartupFailed, match="QUIRE_ATTENTION_BACKEND is reference, which does not support caches in"):
         make_device_attention("reference", _setup(torch.int8), [])
+
+
+def test_sinks_are_refused_where_a_backend_says_nothing_of_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    setup = replace(_setup(torch.float32), layers=(LayerAttention(0.125), LayerAttention(0.125, has_sinks=True)))
+    _install(monkeypatch, tmp_path / "site", SOURCE.replace("computes_sinks = True", ""))
+    with pytest.raises(StartupFailed, match="is reference, which does not support attention sinks"):
+        make_device_attention("reference", setup, [])
+
+
+def test_a_backend_of_another_package_may_compute_sinks(
+    save_model: Callable[..., Path], reference: Generate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _install(monkeypatch, tmp_path / "site")
+    directory = save_model(VARIANTS["gpt-oss"]())
+    runner = make_runner(directory, "triton", max_sequences=4, attention_backend="reference")
+    assert Driver(runner, chunk=7).generate(PROMPTS, 3) == reference(directory, PROMPTS, 3)
 
 
 @pytest.mark.parametrize(

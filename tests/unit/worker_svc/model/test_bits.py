@@ -40,6 +40,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "opt": lambda: _longer("opt"),
     "experts": lambda: _longer("qwen2-moe"),
     "joint norms": lambda: _longer("olmoe"),
+    "sinks": lambda: _longer("gpt-oss"),
 }
 # The dtype, the format of weights, and whether products are computed by AMX
 ARITHMETICS = {

@@ -24,7 +24,10 @@ _SMALL_HEADS = ("qwen2", "qwen2-window")  # of 8 dimensions, which torch compute
 VARIANTS = {
     **{name: make for name, make in llama_models.VARIANTS.items() if name not in _SMALL_HEADS},
     **dense_models.VARIANTS,
-    **{name: transformers_models.VARIANTS[name] for name in ("mixtral", "qwen2-moe", "qwen3-moe-mixed", "olmoe")},
+    **{
+        name: transformers_models.VARIANTS[name]
+        for name in ("mixtral", "qwen2-moe", "qwen3-moe-mixed", "olmoe", "gpt-oss")
+    },
     **latent_models.VARIANTS,
     **dense_models.BIDIRECTIONAL,
 }

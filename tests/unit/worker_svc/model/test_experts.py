@@ -41,8 +41,10 @@ from worker_svc.model.description import (
     SplitDimension,
     StoredLinear,
 )
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.linear import Linear
 from worker_svc.model.loading import load, unsupported_natively
+from worker_svc.model.stored_linear import shapes_of
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
 from worker_svc.model.torch_layers import TorchBodyBuilder
@@ -53,7 +55,8 @@ from worker_svc.step import SamplingParams, ScheduledSequence
 
 Save = Callable[..., Path]
 
-FAMILIES = [
+# Of these, transformers saves tensors of each expert, and with an option of all of a layer.
+OF_EACH_EXPERT = [
     "mixtral",
     "olmoe",
     "qwen2-moe",
@@ -69,6 +72,7 @@ FAMILIES = [
     "ernie4-5-moe",
     "ernie4-5-moe-alone",
 ]
+FAMILIES = [*OF_EACH_EXPERT, "gpt-oss"]
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = prompts(1, 15, 16, 17, 40, 65)
@@ -102,8 +106,7 @@ def _shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
     shapes = dict(description.shapes)
     for linear in description.linear_layers:
         for layer in linear.stored:
-            shapes[f"{layer.name}.weight"] = sum(layer.outputs), linear.inputs
-            shapes |= {f"{layer.name}.bias": (sum(layer.outputs),)} if layer.bias else {}
+            shapes |= shapes_of(layer, linear.inputs, DenseFormat())
     return shapes
 
 
@@ -116,6 +119,7 @@ def test_tensors_are_those_that_transformers_saves(directory: Path, description:
         assert place.is_stored_as(stored[place.name].shape, shapes[name]), name
 
 
+@pytest.mark.parametrize("directory", OF_EACH_EXPERT, indirect=True)
 def test_tensors_may_be_of_all_experts_of_a_layer(directory: Path, fused: Path, description: ModelDescription) -> None:
     assert sum(name.endswith(".experts.gate_up_proj") for name in _tensors(fused)) == len(_mixtures(description))
     assert not any("experts.0." in name for name in _tensors(fused))
@@ -128,6 +132,7 @@ def test_tensors_may_be_of_all_experts_of_a_layer(directory: Path, fused: Path, 
 
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
+@pytest.mark.parametrize("directory", OF_EACH_EXPERT, indirect=True)
 def test_tokens_are_the_same_of_tensors_of_all_experts(
     kernels: str, directory: Path, fused: Path, reference: Generate
 ) -> None:
@@ -135,6 +140,7 @@ def test_tokens_are_the_same_of_tensors_of_all_experts(
     assert Driver(make_runner(fused, kernels)).generate(PROMPTS, NUM_TOKENS) == expected
 
 
+@pytest.mark.parametrize("directory", OF_EACH_EXPERT, indirect=True)
 def test_a_tensor_of_all_experts_of_another_shape_is_named(fused: Path, tmp_path: Path) -> None:
     tensors = _tensors(fused)
     name = next(name for name in tensors if name.endswith("experts.down_proj"))
@@ -189,7 +195,7 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     assert core_runner.core.totals.preemptions > 0
 
 
-@pytest.mark.parametrize("directory", large_but(FAMILIES, "qwen2-moe", "olmoe"), indirect=True)
+@pytest.mark.parametrize("directory", large_but(FAMILIES, "qwen2-moe", "olmoe", "gpt-oss"), indirect=True)
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
     """Prompts kernel by kernel, decodes by graphs."""
     asked, every = prompts(2, 18), SamplingParams(logprobs=transformers_models.VOCAB)
@@ -381,7 +387,7 @@ def _biased() -> MlpSpec:
         ({"experts": (_mlp(), _plain())}, "^experts: must be gated MLPs"),
         ({"experts": (_mlp(), _mlp(activation=Activation.GELU))}, "^experts: must be MLPs with the activation silu"),
         ({"experts": (_mlp(), _mlp(5))}, "^experts: must be of the width 4"),
-        ({"experts": (_mlp(), _biased())}, "^experts: must be without biases"),
+        ({"experts": (_mlp(), _biased())}, "^experts: must be all with biases, or all without"),
     ],
     ids=str,
 )

@@ -34,6 +34,9 @@ TURNS = LinearLayer(
     SplitDimension.OUTPUTS,
     DIM,
 )
+EVERY_OTHER = LinearLayer(
+    LinearRole.GATE_UP, INPUTS, (StoredLinear("gate_up", (6, 6), bias=True, interleaved=1),), SplitDimension.OUTPUTS
+)
 DOWN = LinearLayer(LinearRole.DOWN, INPUTS, (StoredLinear("down", (6,), bias=True),), SplitDimension.INPUTS)
 
 Open = Callable[..., Checkpoint]
@@ -43,7 +46,7 @@ Open = Callable[..., Checkpoint]
 def tensors() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     made = {}
-    for linear in (APART, FUSED, TURNS, DOWN):
+    for linear in (APART, FUSED, TURNS, EVERY_OTHER, DOWN):
         for stored in linear.stored:
             outputs = sum(stored.outputs)
             made[f"{stored.name}.weight"] = torch.randn(outputs, INPUTS, generator=generator)
@@ -109,11 +112,18 @@ def test_dimensions_that_are_not_rotated_stay() -> None:
     assert halves_of_neighbours(12, 6, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
 
 
+def test_parts_that_take_turns_output_by_output_are_put_side_by_side(tensors: dict[str, Tensor], read: Read) -> None:
+    weight, bias = read(EVERY_OTHER)
+    assert bias is not None
+    for tensor, stored in ((weight, tensors["gate_up.weight"]), (bias, tensors["gate_up.bias"])):
+        assert torch.equal(tensor, torch.cat((stored[::2], stored[1::2])))
+
+
 def _transposed(layer: LinearLayer) -> LinearLayer:
     return replace(layer, stored=tuple(replace(stored, transposed=True) for stored in layer.stored))
 
 
-@pytest.mark.parametrize("layer", [FUSED, TURNS, DOWN], ids=["fused", "turns", "single"])
+@pytest.mark.parametrize("layer", [FUSED, TURNS, EVERY_OTHER, DOWN], ids=["fused", "turns", "every other", "single"])
 @pytest.mark.parametrize("shard", [WHOLE, Shard(1, 2)], ids=str)
 def test_a_transposed_weight_is_read_as_another(
     layer: LinearLayer, shard: Shard, tensors: dict[str, Tensor], read: Read, tmp_path: Path
@@ -150,7 +160,7 @@ def test_turns_that_do_not_fit_the_parts_are_refused() -> None:
             StoredLinear("qkv", outputs, interleaved=turn)
 
 
-@pytest.mark.parametrize("layer", [APART, FUSED, TURNS], ids=["apart", "fused", "turns"])
+@pytest.mark.parametrize("layer", [APART, FUSED, TURNS, EVERY_OTHER], ids=["apart", "fused", "turns", "every other"])
 def test_ranks_divide_the_heads_of_every_part(layer: LinearLayer, read: Read) -> None:
     whole, whole_bias = read(layer)
     assert whole_bias is not None

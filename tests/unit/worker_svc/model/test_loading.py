@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from transformers import (
     BertConfig,
     BloomConfig,
     DeepseekV2Config,
-    GptOssConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
     Lfm2Config,
@@ -28,6 +28,7 @@ from transformers import (
     WhisperConfig,
     ZayaConfig,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from llama_models import SIZES, VARIANTS
 from transformers_models import VARIANTS as OTHERS
@@ -81,7 +82,6 @@ def test_a_window_as_wide_as_the_context_is_none(save_model: Save) -> None:
         (BloomConfig(vocab_size=97, hidden_size=16, n_layer=1, n_head=2), "BloomForCausalLM, whose attention"),
         (BertConfig(**_SMALL, is_decoder=False), "other tokens than those before"),
         (Llama4TextConfig(**SIZES, attention_chunk_size=16), "other tokens than those before"),
-        (GptOssConfig(**SIZES, num_local_experts=4), "unsupported attention arguments: s_aux"),
         (DeepseekV2Config(**_SMALL, **_MLA, norm_topk_prob=True), "keys of 32 dimensions and values of 16"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
@@ -89,6 +89,18 @@ def test_a_window_as_wide_as_the_context_is_none(save_model: Save) -> None:
 def test_attention_of_other_kinds_is_refused(config: Any, message: str, save_model: Save) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         _load(save_model(config))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"position_bias": torch.ones(1)}, {"s_aux": torch.ones(1, 6)}, {"s_aux": torch.ones(2)}], ids=str
+)
+def test_arguments_of_attention_that_are_not_computed_are_refused_by_name(
+    arguments: dict[str, Any], save_model: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaAttention, "forward", partialmethod(LlamaAttention.forward, **arguments))
+    directory = save_model(VARIANTS["llama"]())
+    with pytest.raises(UnsupportedModel, match=f"unsupported attention arguments: {next(iter(arguments))}$"):
+        load(directory, None, torch.float32, torch.device("cpu"), AttentionKind.TORCH)
 
 
 @pytest.mark.parametrize(

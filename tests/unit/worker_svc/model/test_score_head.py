@@ -50,7 +50,7 @@ DECODERS: dict[str, Callable[[], Any]] = {
     **{name: llama_models.VARIANTS[name] for name in ("llama", "llama-tied-biased", "qwen3")},
     **{
         name: transformers_models.VARIANTS[name]
-        for name in ("gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt", "mixtral", "qwen2-moe")
+        for name in ("gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt", "mixtral", "qwen2-moe", "gpt-oss")
     },
     "deepseek-v2-lite": latent_models.VARIANTS["deepseek-v2-lite"],
 }

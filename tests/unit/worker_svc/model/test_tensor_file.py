@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.tensor_file import TensorFile
-from worker_svc.model.tensor_names import ExpertRows, StoredTensor
+from worker_svc.model.tensor_names import ExpertRows, OneExpert, StoredTensor
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 
 
@@ -72,6 +72,21 @@ def test_the_share_that_has_been_read_is_shown(tmp_path: Path) -> None:
         checkpoint.read("part", 2, 3)
         assert meter.share() == 1
     assert meter.share() is None
+
+
+def test_the_part_of_one_expert_is_read_alone(tmp_path: Path) -> None:
+    blocks = torch.arange(3 * 4 * 2 * 5).view(3, 4, 2, 5)
+    tensors = {"blocks": blocks, "bias": torch.randn(3, 4), "short": torch.ones(2, 4)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = _checkpoint(tmp_path)
+    part = OneExpert(3, 1)
+    checkpoint.rename({name: StoredTensor(name, part) for name in tensors})
+    checkpoint.rename({name: StoredTensor(name) for name in tensors})  # parts stay
+    assert checkpoint.share_read == 0
+    assert torch.equal(checkpoint.read("blocks", 4, 2, 5), tensors["blocks"][1])
+    assert torch.equal(checkpoint.read("bias", 4), tensors["bias"][1])
+    with pytest.raises(UnsupportedModel, match=r"the tensor short of .* is \[2, 4\], not \[3, 4\]"):
+        checkpoint.read("short", 4)
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:

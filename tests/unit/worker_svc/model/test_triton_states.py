@@ -24,7 +24,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     **{name: llama_models.VARIANTS[name] for name in ("llama", "qwen3", "mistral")},
     **{
         name: transformers_models.VARIANTS[name]
-        for name in ("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "olmoe")
+        for name in ("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "olmoe", "gpt-oss")
     },
     "deepseek-v2-lite": latent_models.VARIANTS["deepseek-v2-lite"],
 }

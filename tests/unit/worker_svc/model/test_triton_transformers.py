@@ -53,7 +53,7 @@ def _runner(directory: Path, **options: Any) -> Runner:
     return make_runner(directory, "triton", device=DEVICE, native=False, **{"max_sequences": 4, **options})
 
 
-@pytest.mark.parametrize("variant", ["gpt2", "gemma2", "qwen3-moe"])
+@pytest.mark.parametrize("variant", ["gpt2", "gemma2", "qwen3-moe", "gpt-oss"])
 @pytest.mark.parametrize("cuda_graphs", large_but([False, True], True))
 def test_tokens_are_those_of_transformers(
     cuda_graphs: bool, variant: str, save_model: Save, reference: Generate
