@@ -44,7 +44,7 @@ void attend_to_block(ThreadPool& pool, bool has_codes, bool is_shared) {
     const std::vector<Tile> tiles = split_into_tiles(sequences, 1, 1, pool.size());
     TileAttention<T> first(1, DIM, value_dim, has_codes), second(1, DIM, value_dim, has_codes);
     const std::function<void(int)> work = [&](int thread) {
-        attend(pool, thread ? second : first, cache, sequences, tiles, {1.0f, 0.0f, 0, 0}, query.data(), put_in(output.data(), DIM));
+        attend(pool, thread ? second : first, cache, sequences, tiles, {1.0f, 0.0f, 0, 0, nullptr}, query.data(), put_in(output.data(), DIM));
     };
     refuses = true;
     pool.run(work);
