@@ -130,6 +130,8 @@ class ExpertsSpec:
     """Factor of the weights."""
     fused: tuple[str, str] | None = None
     """Tensors of all experts that some checkpoints have: gate and up [experts, 2 * width, inputs], and down."""
+    fused_may_be_transposed: bool = False
+    """Whether some checkpoints have them as [experts, inputs, outputs]."""
     scores: ExpertScores = ExpertScores.SOFTMAX
     groups: ExpertGroups | None = None
     """None: experts are chosen among all."""

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
+from torch import Tensor
+
 from worker_svc.model.description import ExpertsSpec, ModelDescription
 
 
@@ -16,12 +18,26 @@ class ExpertRows:
     expert: int
     first: int
     end: int
+    may_be_transposed: bool = False
+    """Whether a checkpoint may have that tensor as [experts, inputs, rows]."""
 
-    @property
-    def flat(self) -> range:
-        """The rows in the tensor seen as [experts * rows, inputs]."""
-        before = self.expert * self.whole[1]
+    def is_transposed(self, found: Sequence[int]) -> bool:
+        """Whether a tensor of the shape `found` is that tensor as [experts, inputs, rows]."""
+        experts, rows, inputs = self.whole
+        return self.may_be_transposed and tuple(found) == (experts, inputs, rows) != self.whole
+
+    def flat(self, found: Sequence[int]) -> range:
+        """What has the rows in that tensor, of the shape `found`, seen as [experts * rows, inputs]; of a transposed one
+        the whole expert, as [experts * inputs, rows].
+        """
+        before = self.expert * found[1]
+        if self.is_transposed(found):
+            return range(before, before + found[1])
         return range(before + self.first, before + self.end)
+
+    def rows_of(self, read: Tensor, found: Sequence[int]) -> Tensor:
+        """The rows, given what `flat` says of that tensor."""
+        return read[:, self.first : self.end].t().contiguous() if self.is_transposed(found) else read
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +55,8 @@ class StoredTensor:
         """Whether the tensor `name` may have the shape `found`. Leading dimensions of 1 do not count: a single number
         may be stored without a dimension, and a bias with two.
         """
+        if self.rows is not None and self.rows.is_transposed(found):
+            return True
         return _without_leading_ones(found) == _without_leading_ones(self.whole(shape))
 
 
@@ -50,7 +68,8 @@ def described_names(description: ModelDescription, stored: Collection[str]) -> d
     """The place of each stored tensor by its name in the description, without the unused ones.
 
     Checkpoints of the class without a head, such as Qwen3Model or GPT2Model, lack the first part of the names. Those
-    that transformers saves with `save_original_format=False` have one tensor for all experts of a layer.
+    that transformers saves with `save_original_format=False`, and those of Qwen3-VL, have one tensor for all experts of
+    a layer.
     """
     prefix, _, bare = description.embedding.partition(".")
     is_bare = bare in stored and description.embedding not in stored
@@ -85,6 +104,8 @@ def _fused_weights(spec: ExpertsSpec) -> Iterator[tuple[str, list[tuple[str, Exp
             first = 0
             for stored in layer.stored:
                 end = first + sum(stored.outputs)
-                weights.append((f"{stored.name}.weight", ExpertRows(whole, expert, first, end)))
+                weights.append(
+                    (f"{stored.name}.weight", ExpertRows(whole, expert, first, end, spec.fused_may_be_transposed))
+                )
                 first = end
         yield fused, weights

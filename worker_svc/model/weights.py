@@ -77,7 +77,7 @@ class Checkpoint:
     @property
     def share_read(self) -> float:
         """Bytes read, as a share of all bytes to read, from 0 to 1. Another thread may call it."""
-        left = sum(file.num_bytes(stored.name, _rows_of(stored)) for file, stored in list(self._files.values()))
+        left = sum(file.num_bytes(stored.name, _rows_of(file, stored)) for file, stored in list(self._files.values()))
         return self._num_read / max(1, self._num_begun + left)
 
     def take(self, name: str, *shape: int) -> Tensor:
@@ -108,10 +108,11 @@ class Checkpoint:
                 f"the tensor {stored.name} of the model in {self._directory} is {list(found)}, not "
                 f"{list(stored.whole(shape))}"
             )
-        self._num_begun += file.num_bytes(stored.name, _rows_of(stored))
-        tensor = self._read(file, stored.name, _rows_of(stored)).view(shape)
+        rows = _rows_of(file, stored)
+        self._num_begun += file.num_bytes(stored.name, rows)
+        tensor = self._read(file, stored.name, rows)
         self._num_read += tensor.nbytes
-        return tensor
+        return (tensor if stored.rows is None else stored.rows.rows_of(tensor, found)).view(shape)
 
     def _read(self, file: TensorFile, name: str, rows: range | None) -> Tensor:
         try:
@@ -166,7 +167,7 @@ class Checkpoint:
         """
         if name in self._files:
             file, stored = self._files[name]
-            if not self._read(file, stored.name, _rows_of(stored)).float().any():
+            if not self._read(file, stored.name, _rows_of(file, stored)).float().any():
                 self.drop(name)
 
     def drop_prefixes(self, prefixes: tuple[str, ...]) -> None:
@@ -183,8 +184,8 @@ class Checkpoint:
             )
 
 
-def _rows_of(stored: StoredTensor) -> range | None:
-    return None if stored.rows is None else stored.rows.flat
+def _rows_of(file: TensorFile, stored: StoredTensor) -> range | None:
+    return None if stored.rows is None else stored.rows.flat(file.shape(stored.name))
 
 
 def _parts(shape: Sequence[int]) -> Iterator[range]:
