@@ -15,14 +15,17 @@ import image_models
 from core_runner import CoreRunner, submission
 from image_models import ORIGINAL_CONTEXT, VARIANTS
 from llama_models import hidden_states, prompts, save_model
+from quantized_models import quantize_fp8, save_quantized
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from transformers_models import CONTEXT, VOCAB
+from worker_svc.compressed_writer import scheme_named
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
 from worker_svc.model.compiled_states import load_compiled_states
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.quantize import quantize_model
 from worker_svc.step import SamplingParams
 
 EVERY_LOGPROB = SamplingParams(logprobs=VOCAB)
@@ -262,3 +265,45 @@ def test_configs_as_they_are_published(name: str, tmp_path: Path) -> None:
     described = _describe(tmp_path)
     assert (described.vocab_size, described.context_length) == (vocab_size, context_length)
     assert (len(described.layers), described.tied_embeddings) == (num_layers, is_tied)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_weights_in_fp8_as_mistral_publishes_them(kernels: str, tmp_path: Path) -> None:
+    """Of the text model alone, with one scale for a weight and one of activations, which is not read."""
+    dense = tmp_path / "dense"
+    _save(dense, "mistral3-ministral")
+
+    def fp8(layer: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor] | None:
+        if not layer.startswith("language_model.model."):
+            return None
+        made = quantize_fp8(weight, None)
+        scales = {"weight_scale_inv": made.scales.view(()), "activation_scale": torch.ones(())}
+        return {f"{layer}.weight": made.codes} | {
+            f"{layer}.{name}": scale for name, scale in scales.items()
+        }, made.dense()
+
+    settings = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    packed = save_quantized(dense, tmp_path / "packed", fp8, quantization_config=settings)
+    assert _logprobs(packed, kernels) == pytest.approx(_logprobs(dense, kernels), abs=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["gemma3", "qwen2.5-vl", "qwen3-vl"])
+def test_a_text_model_is_quantized_and_the_rest_stays(variant: str, tmp_path: Path) -> None:
+    source, out = _save(tmp_path / "dense", variant), tmp_path / "out"
+    quantize_model(source, out, scheme_named("w8a16", 32), lambda line: None)
+    before, after = (load_file(each / "model.safetensors") for each in (source, out))
+    of_images = {name for name in before if "vision" in name or "visual" in name}
+    assert of_images
+    assert all(torch.equal(before[name], after[name]) for name in of_images)
+    ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    assert {name.removesuffix(".weight") for name in of_images if name.endswith(".weight")} <= set(ignored)
+    assert any(name.endswith("q_proj.weight_packed") for name in after.keys() - of_images)
+    coded, plain = torch.tensor(_logprobs(out, "torch")), torch.tensor(_logprobs(source, "torch"))
+    assert (coded - plain).norm() < 0.2 * (plain - plain.mean()).norm()
+
+
+def _logprobs(directory: Path, kernels: str) -> list[float]:
+    """Of every token after one prompt."""
+    driver = Driver(make_runner(directory, kernels))
+    driver.generate(prompts(40), 1, EVERY_LOGPROB)
+    return [value for _, value in sorted(driver.logprobs[1][0].top)]
