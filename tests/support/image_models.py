@@ -31,9 +31,8 @@ from transformers import (
 )
 
 import llama_models
-from dense_models import _GEMMA, _GEMMA3_ROPES, _GRANITE, _SIZES, WINDOW
+from dense_models import _GEMMA, _GEMMA3_ROPES, _GRANITE, _MINISTRAL3, _SIZES, WINDOW
 
-ORIGINAL_CONTEXT = 96
 _TIED: dict[str, Any] = {"tie_word_embeddings": True}
 _TOWER: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
@@ -52,10 +51,6 @@ _VIDEO: dict[str, Any] = {
     **_IMAGE, "video_token_id": 301, "vision_start_token_id": 302, "vision_end_token_id": 303,
 }  # fmt: skip
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 500.0}
-_MINISTRAL3_ROPE: dict[str, Any] = {
-    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": ORIGINAL_CONTEXT,
-    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
-}  # fmt: skip
 
 
 def _qwen2_text(**fields: Any) -> dict[str, Any]:
@@ -75,7 +70,7 @@ def _gemma3_text() -> Gemma3TextConfig:
 
 
 def _ministral3_text(**fields: Any) -> Ministral3Config:
-    return Ministral3Config(**_SIZES | fields, head_dim=32, rope_parameters=_MINISTRAL3_ROPE)
+    return Ministral3Config(**_SIZES | fields, head_dim=32, rope_parameters=dict(_MINISTRAL3))
 
 
 UNTIED: dict[str, Any] = {"tie_word_embeddings": False}

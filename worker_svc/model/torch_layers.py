@@ -47,6 +47,8 @@ def attend(
         jointly = spec.has_joint_norms
         query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, jointly=jointly)
         key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, jointly=jointly)
+    if rotation is not None:
+        query = rotation.scale_queries(query)
     return attention(number, query, key, heads[:, num_rotated:]).flatten(1)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from transformers import AutoModel, AutoModelForImageTextToText, GemmaConfig
 import compiled
 import image_models
 from core_runner import CoreRunner, submission
-from image_models import ORIGINAL_CONTEXT, VARIANTS
+from image_models import VARIANTS
 from llama_models import hidden_states, prompts, save_model
 from quantized_models import quantize_fp8, save_quantized
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
-from transformers_models import CONTEXT, VOCAB
+from transformers_models import VOCAB
 from worker_svc.compressed_writer import scheme_named
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
@@ -30,6 +31,7 @@ from worker_svc.step import SamplingParams
 
 EVERY_LOGPROB = SamplingParams(logprobs=VOCAB)
 BLOCK, NUM_TOKENS = 8, 12
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _SHARED, *_LONGER = prompts(19, 1, 7, 8, 15, 33)
 PROMPTS = [*_LONGER, *([*_SHARED, *prompt] for prompt in _LONGER[:3])]
 Tensors = dict[str, torch.Tensor]
@@ -78,11 +80,20 @@ def test_log_probabilities_are_those_of_transformers_to_the_end_of_the_context(k
     runner = make_runner(directory, kernels)
     driver = Driver(runner, chunk=33)
     (sampled,) = driver.generate([prompt], runner.limits.context_length - len(prompt), EVERY_LOGPROB)
+    torch.testing.assert_close(_reported(driver), _expected(directory, prompt, sampled), rtol=0, atol=5e-4)
+
+
+def _expected(directory: Path, prompt: list[int], sampled: list[int]) -> torch.Tensor:
+    """Log-probabilities [num_sampled, vocab_size] by transformers."""
     model: Any = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
-        logits = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
-    reported = torch.tensor([[value for _, value in sorted(step.top)] for step in driver.logprobs[1]])
-    torch.testing.assert_close(reported, logits.log_softmax(-1), rtol=0, atol=5e-4)
+        logits: torch.Tensor = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)
+
+
+def _reported(driver: Driver) -> torch.Tensor:
+    """The same as a driver's first sequence reported them."""
+    return torch.tensor([[value for _, value in sorted(step.top)] for step in driver.logprobs[1]])
 
 
 def _save(directory: Path, variant: str, **options: Any) -> Path:
@@ -185,15 +196,33 @@ def test_a_head_of_its_own_is_used_where_the_config_ties_by_default(kernels: str
     assert Driver(make_runner(tmp_path, kernels)).generate(asked, 4) == expected
 
 
-def test_the_context_of_ministral_3_ends_where_queries_would_be_scaled() -> None:
-    contexts = []
-    for beta in (0.1, 0.0):
+@pytest.mark.parametrize("kernels", ["torch", "compiled", "triton"])
+def test_queries_of_ministral_3_grow_with_their_positions(kernels: str, tmp_path: Path) -> None:
+    config = VARIANTS["mistral3-ministral"]()
+    config.text_config.rope_parameters["original_max_position_embeddings"] = 4
+    image_models.save(tmp_path, config)
+    description = _describe(tmp_path)
+    driver = Driver(make_runner(tmp_path, kernels, device=DEVICE if kernels == "triton" else "cpu"), chunk=9)
+    (prompt,) = prompts(21)
+    (sampled,) = driver.generate([prompt], 4, EVERY_LOGPROB)
+    torch.testing.assert_close(_reported(driver), _expected(tmp_path, prompt, sampled), rtol=0, atol=5e-4)
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, rope=replace(layer.attention.rope, query_beta=0.0)))
+        for layer in description.layers
+        if layer.attention.rope is not None
+    )
+    unscaled = Driver(make_runner(tmp_path, description=replace(description, layers=layers)))
+    unscaled.generate([prompt], 1, EVERY_LOGPROB)
+    assert (_reported(unscaled)[0] - _reported(driver)[0]).abs().max() > 1e-2
+
+
+def test_ministral_3_without_the_numbers_of_its_factor_is_not_described() -> None:
+    for name in ("llama_4_scaling_beta", "original_max_position_embeddings"):
         config = VARIANTS["mistral3-ministral"]()
-        config.text_config.rope_parameters["llama_4_scaling_beta"] = beta
-        description = describe(config)
-        assert description is not None
-        contexts.append(description.context_length)
-    assert contexts == [ORIGINAL_CONTEXT, CONTEXT]
+        config.text_config.rope_parameters |= {"rope_type": "default"}
+        assert describe(config) is not None
+        del config.text_config.rope_parameters[name]
+        assert describe(config) is None
 
 
 def test_tensors_that_are_neither_of_text_nor_of_images_are_refused(tmp_path: Path) -> None:
