@@ -271,6 +271,33 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[int, int, int, bool]]] = {
         },
         (152064, 128000, 28, False),
     ),
+    "Qwen3-VL-4B-Instruct": (
+        {
+            "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151655,
+            "text_config": {
+                "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560,
+                "intermediate_size": 9728, "max_position_embeddings": 262144, "model_type": "qwen3_vl_text",
+                "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+                "rope_theta": 5000000, "tie_word_embeddings": True, "vocab_size": 151936,
+            },
+            "tie_word_embeddings": True, "vision_config": {"depth": 24, "model_type": "qwen3_vl"},
+        },
+        (151936, 262144, 36, True),
+    ),
+    "Mistral-Small-3.1-24B-Instruct-2503": (
+        {
+            "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_index": 10,
+            "text_config": {
+                "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32768,
+                "max_position_embeddings": 131072, "model_type": "mistral", "num_attention_heads": 32,
+                "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0,
+                "sliding_window": None, "vocab_size": 131072,
+            },
+            "vision_config": {"head_dim": 64, "hidden_size": 1024, "model_type": "pixtral", "rope_theta": 10000.0},
+        },
+        (131072, 131072, 40, True),
+    ),
     "llava-1.5-7b-hf": (
         {
             "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 32000,
@@ -294,6 +321,10 @@ def test_configs_as_they_are_published(name: str, tmp_path: Path) -> None:
     described = _describe(tmp_path)
     assert (described.vocab_size, described.context_length) == (vocab_size, context_length)
     assert (len(described.layers), described.tied_embeddings) == (num_layers, is_tied)
+    theta = max(layer.attention.rope.theta for layer in described.layers if layer.attention.rope is not None)
+    text = config.get("text_config", config)
+    default = 1_000_000.0 if "gemma" in name else 10_000.0
+    assert theta == text.get("rope_theta", default)
 
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
