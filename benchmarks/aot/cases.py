@@ -172,7 +172,7 @@ def _attention_cases() -> Iterator[Case]:
     )
 
 
-def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None:
+def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype, *, norms_after_rotation: bool = False) -> None:
     cache = _cache(heads, 16, kv)
     weight = empty(heads.head_dim, dtype=dtype)
     rotary_dim = heads.head_dim if heads.rotary_dim is None else heads.rotary_dim
@@ -183,7 +183,7 @@ def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None
         cache.keys,
         cache.values,
         empty(NUM_TOKENS, dtype=torch.int64),
-        norm=HeadNorm(weight, weight, 1e-6, 1e-6) if heads.has_norms else None,
+        norm=HeadNorm(weight, weight, 1e-6, 1e-6, norms_after_rotation) if heads.has_norms else None,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
     )
@@ -210,6 +210,8 @@ def _cache_cases() -> Iterator[Case]:
                 needs_fp8=is_fp8,
             )
         yield Case(f"store: Llama 3 8B, bf16, KV {name}", partial(_store, llama, kv), needs_fp8=is_fp8)
+    qwen = MODELS["Qwen3 8B"]
+    yield Case("rotary, then norms: bf16", lambda: _rotate_and_store(qwen, BF16, BF16, norms_after_rotation=True))
     yield Case("store: Llama 3 8B, bf16", lambda: _store(llama, BF16))
     yield Case(
         "copies of blocks of 2 MiB",

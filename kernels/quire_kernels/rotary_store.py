@@ -1,8 +1,8 @@
 """Rotates a step's queries and keys by their positions, and stores keys and values.
 
 Rotary position embedding (arXiv:2104.09864) in the half-split layout: dimension i of the first half rotates with
-dimension i of the second. The norm per head that some models have before it, and the codes of a quantized cache, are
-part of the op. Layers without positions rotate nothing.
+dimension i of the second. The norm per head that some models have before it or after it, and the codes of a quantized
+cache, are part of the op. Layers without positions rotate nothing.
 """
 
 from typing import Any, NamedTuple
@@ -23,12 +23,13 @@ _TILE = 2048
 
 
 class HeadNorm(NamedTuple):
-    """The root mean square norms of each query head and each key head, before the rotation."""
+    """The root mean square norms of each query head and each key head, before the rotation or `after_rotation`."""
 
     query_weight: Tensor
     key_weight: Tensor
     query_epsilon: float
     key_epsilon: float
+    after_rotation: bool = False
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -46,6 +47,34 @@ def _head_weight(p_query_weight, p_key_weight, o_dim, m_dim, m_query, m_key):  #
     b_query = tl.load(p_query_weight + o_dim, mask=m_dim, other=0.0).to(tl.float32)
     b_key = tl.load(p_key_weight + o_dim, mask=m_dim, other=0.0).to(tl.float32)
     return tl.where(m_query[:, None], b_query[None, :], tl.where(m_key[:, None], b_key[None, :], 1.0))
+
+
+class _NormPlaces(NamedTuple):
+    """The norms of a tile's heads: pointers, and by head its epsilon and whether it is query or key."""
+
+    query_weight: Any
+    key_weight: Any
+    b_epsilon: Any
+    m_query: Any
+    m_key: Any
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _normalized(  # type: ignore[no-untyped-def]
+    norms, o_half, m_half, o_rest, m_rest, b_first, b_second, b_rest, HEAD_DIM: tl.constexpr, HALF: tl.constexpr
+):
+    """The three parts of heads after their norms; values stay."""
+    b_square = tl.sum(b_first * b_first, axis=1) + tl.sum(b_second * b_second, axis=1)
+    if HEAD_DIM > 2 * HALF:
+        b_square += tl.sum(b_rest * b_rest, axis=1)
+    m_turned = norms.m_query | norms.m_key
+    b_scale = tl.where(m_turned, tl.rsqrt(b_square / HEAD_DIM + norms.b_epsilon), 1.0)[:, None]
+    p_query, p_key, m_query, m_key = norms.query_weight, norms.key_weight, norms.m_query, norms.m_key
+    b_first *= b_scale * _head_weight(p_query, p_key, o_half, m_half, m_query, m_key)
+    b_second *= b_scale * _head_weight(p_query, p_key, HALF + o_half, m_half, m_query, m_key)
+    if HEAD_DIM > 2 * HALF:
+        b_rest *= b_scale * _head_weight(p_query, p_key, o_rest, m_rest, m_query, m_key)
+    return b_first, b_second, b_rest
 
 
 class _HeadPlaces(NamedTuple):
@@ -101,6 +130,7 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    NORM_LAST: tl.constexpr,
     MAX_CODE: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     TILE_HALF: tl.constexpr,
@@ -128,18 +158,16 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
     b_second = tl.load(p_head + HALF + o_half[None, :], mask=m_first, other=0.0).to(tl.float32)
     if HEAD_DIM > 2 * HALF:
         b_rest = tl.load(p_head + o_rest[None, :], mask=m_head[:, None] & m_rest[None, :], other=0.0).to(tl.float32)
+    else:
+        b_rest = b_first  # not used
 
     if p_query_weight is not None:
-        b_square = tl.sum(b_first * b_first, axis=1) + tl.sum(b_second * b_second, axis=1)
-        if HEAD_DIM > 2 * HALF:
-            b_square += tl.sum(b_rest * b_rest, axis=1)
         b_epsilon = tl.where(m_query, query_epsilon, key_epsilon)
-        b_scale = tl.where(m_turned, tl.rsqrt(b_square / HEAD_DIM + b_epsilon), 1.0)[:, None]
-        is_key = m_turned & (o_head >= NUM_HEADS)
-        b_first *= b_scale * _head_weight(p_query_weight, p_key_weight, o_half, m_half, m_query, is_key)
-        b_second *= b_scale * _head_weight(p_query_weight, p_key_weight, HALF + o_half, m_half, m_query, is_key)
-        if HEAD_DIM > 2 * HALF:
-            b_rest *= b_scale * _head_weight(p_query_weight, p_key_weight, o_rest, m_rest, m_query, is_key)
+        norms = _NormPlaces(p_query_weight, p_key_weight, b_epsilon, m_query, m_turned & (o_head >= NUM_HEADS))
+        if not NORM_LAST:
+            b_first, b_second, b_rest = _normalized(
+                norms, o_half, m_half, o_rest, m_rest, b_first, b_second, b_rest, HEAD_DIM, HALF
+            )
 
     if p_frequencies is not None:
         # [TILE_HALF]; the angle is the float32 product that models are trained with. Sine and cosine are libdevice's,
@@ -153,6 +181,10 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
     else:
         b_left = b_first
         b_right = b_second
+    if p_query_weight is not None and NORM_LAST:
+        b_left, b_right, b_rest = _normalized(
+            norms, o_half, m_half, o_rest, m_rest, b_left, b_right, b_rest, HEAD_DIM, HALF
+        )
 
     o_query = (token * NUM_HEADS + o_head) * HEAD_DIM
     # In 64 bits: a block's stride spans all layers
@@ -244,6 +276,7 @@ def rotary_store(
         HEAD_DIM=head_dim,
         HALF=half,
         BLOCK_SIZE=block_size,
+        NORM_LAST=norm is not None and norm.after_rotation,
         MAX_CODE=MAX_CODES.get(key_cache.dtype),
         TILE_HEADS=tile_heads,
         TILE_HALF=next_power_of_2(half),
@@ -272,9 +305,9 @@ def rotary_store_reference(
     num_kv_heads, head_dim = key_cache.shape[1], key_cache.shape[3]
     heads = qkv.float().view(len(qkv), -1, head_dim)
     query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-    if norm is not None:
-        query = row_norm_reference(query, RowNorm(norm.query_weight, norm.query_epsilon), torch.float32)
-        key = row_norm_reference(key, RowNorm(norm.key_weight, norm.key_epsilon), torch.float32)
+
+    def normalize(heads: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return row_norm_reference(heads, RowNorm(weight, epsilon), torch.float32)
 
     def rotate(heads: Tensor) -> Tensor:
         if frequencies is None:
@@ -285,10 +318,15 @@ def rotary_store_reference(
         first, second, rest = torch.split(heads, [half, half, head_dim - 2 * half], dim=-1)
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), -1)
 
-    store_kv_reference(
-        rotate(key), value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales
-    )
-    return rotate(query).to(qkv.dtype)
+    if norm is not None and not norm.after_rotation:
+        query = normalize(query, norm.query_weight, norm.query_epsilon)
+        key = normalize(key, norm.key_weight, norm.key_epsilon)
+    query, key = rotate(query), rotate(key)
+    if norm is not None and norm.after_rotation:
+        query = normalize(query, norm.query_weight, norm.query_epsilon)
+        key = normalize(key, norm.key_weight, norm.key_epsilon)
+    store_kv_reference(key, value, key_cache, value_cache, slots, key_scales=key_scales, value_scales=value_scales)
+    return query.to(qkv.dtype)
 
 
 def _check(

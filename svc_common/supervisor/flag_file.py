@@ -10,9 +10,9 @@ from svc_common.supervisor.vllm_flags import FlagRefused
 FLAG = "--config"
 
 
-def with_files(arguments: Sequence[str]) -> list[str]:
-    """Command-line arguments, without `--config FILE`, behind those that the file has: of a flag the last one counts.
-    Raises FlagRefused.
+def split_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of the file that `--config FILE` names, if it is there, and the others of a command line. Raises
+    FlagRefused.
     """
     pending, others, paths = list(arguments), [], []
     while pending:
@@ -25,7 +25,7 @@ def with_files(arguments: Sequence[str]) -> list[str]:
             raise FlagRefused(f"{FLAG} needs a value")
     if len(paths) > 1:
         raise FlagRefused(f"{FLAG}: there is one file, not {len(paths)}")
-    return [*(_arguments(Path(paths[0])) if paths else ()), *others]
+    return list(_arguments(Path(paths[0]))) if paths else [], others
 
 
 def _arguments(path: Path) -> Iterator[str]:

@@ -304,8 +304,13 @@ class Refused(VllmFlag):
         raise FlagRefused(f"{self.name} is not served: {self.instead}")
 
 
-def read_flags(arguments: Sequence[str], flags: Sequence[VllmFlag], others: Sequence[str] = ()) -> CommandLine:
-    """What a command line sets. The last flag of a name counts.
+def read_flags(
+    arguments: Sequence[str],
+    flags: Sequence[VllmFlag],
+    others: Sequence[str] = (),
+    before: CommandLine | None = None,
+) -> CommandLine:
+    """What a command line sets, beside or in place of what was set `before`. The last flag of a name counts.
 
     `others` are names of settings of this project, which have one value: --NAME sets QUIRE_NAME. Names may be written
     with underscores, values after "=". --NAME.KEY is one key of a flag with a JSON object; those of several flags are
@@ -313,7 +318,7 @@ def read_flags(arguments: Sequence[str], flags: Sequence[VllmFlag], others: Sequ
     """
     by_name: dict[str, VllmFlag] = {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
     by_name |= {f"--{name}": Value(f"--{name}", _variable(name)) for name in others if f"--{name}" not in by_name}
-    line = CommandLine()
+    line = before or CommandLine()
     pending = list(arguments)
     while pending:
         argument = pending.pop(0)

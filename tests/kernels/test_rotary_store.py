@@ -111,12 +111,18 @@ def test_partial_rotation(
 
 @pytest.mark.parametrize("rotary_dim", [128, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, SIXTEEN_BITS], ids=str)
+@pytest.mark.parametrize("after_rotation", [False, True])
 def test_norms_of_heads(
-    make_arguments: Callable[..., Arguments], assert_close: Check, device: str, rotary_dim: int, dtype: torch.dtype
+    make_arguments: Callable[..., Arguments],
+    assert_close: Check,
+    device: str,
+    rotary_dim: int,
+    dtype: torch.dtype,
+    after_rotation: bool,
 ) -> None:
     weights = torch.randn(2, 128, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     # Large, so that they matter
-    norm = HeadNorm(weights[0], weights[1], 0.5, 2.0)
+    norm = HeadNorm(weights[0], weights[1], 0.5, 2.0, after_rotation)
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 128, "rotary_dim": rotary_dim, "dtype": dtype}
     check(lambda: make_arguments(**shape, norm=norm), assert_close)
 

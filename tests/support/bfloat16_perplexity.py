@@ -33,7 +33,7 @@ BOUND = 1e-3
 # Random routers with sigmoids choose among nearly equal weights, so rounding changes the choice. The hidden states of
 # transformers are rounded too, and its perplexity is up to 0.4 % above that in float32: ours must not be farther away.
 # Of few decodes, chance decides who meets such a choice: theirs are not compared.
-ROUNDING_CHOOSES_EXPERTS = {"deepseek-v3", "deepseek-v3-plain", "glm4-moe"}
+ROUNDING_CHOOSES_EXPERTS = {"deepseek-v3", "deepseek-v3-plain", "glm4-moe", "glm4-moe-lite"}
 # The Triton kernels compute prompts in chunks of _CHUNK tokens, and decode _NUM_DECODED tokens after _NUM_GIVEN.
 _CHUNK, _NUM_GIVEN, _NUM_DECODED = 19, 8, 3
 # The largest divergence of the Triton kernels from float32, as a multiple of that of transformers in bfloat16.

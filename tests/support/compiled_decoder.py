@@ -129,4 +129,5 @@ class Compiled:
             None,
             layer.is_parallel,
             layer.has_joint_norms,
+            layer.norms_after_rotation,
         )

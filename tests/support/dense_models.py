@@ -10,16 +10,22 @@ from transformers import (
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
+    CwmConfig,
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4Config,
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
+    HeliumConfig,
+    HunYuanDenseV1Config,
+    HyperCLOVAXConfig,
+    Jais2Config,
     LlamaConfig,
     Ministral3Config,
     MinistralConfig,
@@ -80,6 +86,7 @@ _OPT: dict[str, Any] = {
 }  # fmt: skip
 
 VARIANTS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: GemmaConfig(**_SIZES, head_dim=32),
     "gemma2": lambda: Gemma2Config(**_SIZES, **_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "gemma2-tied-biased": lambda: Gemma2Config(
         **_SIZES | _TIED, **_GEMMA, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None
@@ -115,6 +122,20 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
     "exaone4-positions-everywhere": lambda: Exaone4Config(
         **_SIZES, sliding_window=None, layer_types=["full_attention"] * 2
+    ),
+    "hunyuan": lambda: HunYuanDenseV1Config(
+        **_SIZES, head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "alpha": 5.0, "factor": 1.0},
+    ),
+    "helium": lambda: HeliumConfig(**_SIZES, head_dim=16, attention_bias=True, mlp_bias=True),
+    "cwm": lambda: CwmConfig(
+        **_SIZES | {"bos_token_id": 0}, head_dim=16, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "jais2": lambda: Jais2Config(**_SIZES),
+    "hyperclovax": lambda: HyperCLOVAXConfig(**_SIZES, **_GRANITE | {"logits_scaling": 0.3}),
+    "hyperclovax-biased": lambda: HyperCLOVAXConfig(
+        **_SIZES, **_GRANITE | {"logits_scaling": 0.3}, use_post_norm=False, attention_bias=True, mlp_bias=True
     ),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
@@ -165,7 +186,17 @@ BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
 """Models that compute embeddings, as their tokens see later ones."""
 
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
+    "gemma-both-directions": lambda: GemmaConfig(**_SIZES, head_dim=32, use_bidirectional_attention=True),
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "hunyuan-dynamic": lambda: HunYuanDenseV1Config(
+        **_SIZES,
+        head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "factor": 2.0},
+    ),
+    "smollm3-of-too-few-layers": lambda: SmolLM3Config(
+        **_SIZES, no_rope_layers=[1], layer_types=["full_attention"] * 2
+    ),
+    "granite4-scale-by-default": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4, attention_multiplier=None),
     "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
     "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
     "granite4-states": lambda: GraniteMoeHybridConfig(

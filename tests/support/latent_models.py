@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig, YoutuConfig
 
 from transformers_models import COMMON, save_with_choice_biases
 from worker_svc.model.architecture import describe
@@ -28,6 +28,11 @@ _V3: dict[str, Any] = {
     "num_nextn_predict_layers": 0,
 }  # fmt: skip
 
+_OF_ATTENTION = {
+    *COMMON, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank", "rope_parameters",
+}  # fmt: skip
+
 VARIANTS: dict[str, Callable[[], Any]] = {
     "deepseek-v2-lite": lambda: DeepseekV2Config(**_V2),
     "deepseek-v2": lambda: DeepseekV2Config(
@@ -37,6 +42,13 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "deepseek-v3": lambda: DeepseekV3Config(**_V3 | {"rope_parameters": _YARN}),
     "deepseek-v3-plain": lambda: DeepseekV3Config(
         **_V3 | {"q_lora_rank": None}, norm_topk_prob=False, rope_interleave=False
+    ),
+    "glm4-moe-lite": lambda: Glm4MoeLiteConfig(
+        **{name: value for name, value in _V3.items() if name != "first_k_dense_replace"}, attention_bias=True,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+    ),
+    "youtu": lambda: YoutuConfig(
+        **{name: value for name, value in _V3.items() if name in _OF_ATTENTION} | {"num_hidden_layers": 2}
     ),
 }  # fmt: skip
 

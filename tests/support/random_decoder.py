@@ -48,7 +48,7 @@ class RandomLayer:
         self.post_mlp_norm: RandomNorm | None = None
         self.rope: int | None = 0
         self.activation = ActivationCode.SILU
-        self.is_gated, self.is_parallel, self.has_joint_norms = True, False, False
+        self.is_gated, self.is_parallel, self.has_joint_norms, self.norms_after_rotation = True, False, False, False
         self.resize(WIDTH)
         self.qkv = weight((HEADS + 2 * KV_HEADS) * dim, HIDDEN)
         self.output = weight(HIDDEN, HEADS * dim)
@@ -104,13 +104,16 @@ class RandomDecoder:
     def _attend(self, layer: RandomLayer, x: Tensor) -> Tensor:
         heads = linear(x, layer.qkv.double()).view(len(x), -1, self.dim).transpose(0, 1)
         query, key, value = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS])
-        query, key = (
-            self._normalized(layer, norm, states) for norm, states in ((layer.query_norm, query), (layer.key_norm, key))
-        )
-        if layer.rope is not None:
-            query, key = (self._rotate(layer.rope, states) for states in (query, key))
+        query, key = self._turned(layer, layer.query_norm, query), self._turned(layer, layer.key_norm, key)
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended.transpose(0, 1).flatten(1)
+
+    def _turned(self, layer: RandomLayer, norm: RandomNorm | None, states: Tensor) -> Tensor:
+        if not layer.norms_after_rotation:
+            states = self._normalized(layer, norm, states)
+        if layer.rope is not None:
+            states = self._rotate(layer.rope, states)
+        return self._normalized(layer, norm, states) if layer.norms_after_rotation else states
 
     def _normalized(self, layer: RandomLayer, norm: RandomNorm | None, states: Tensor) -> Tensor:
         if norm is None:

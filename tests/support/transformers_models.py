@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Dots1Config,
     Ernie4_5_MoeConfig,
+    ExaoneMoeConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -16,6 +17,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteMoeConfig,
+    HunYuanMoEV1Config,
     MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
@@ -113,6 +115,15 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 32}, num_local_experts=4,
         num_experts_per_tok=2, embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.4,
         logits_scaling=2.0,
+    ),
+    "k-exaone": lambda: ExaoneMoeConfig(
+        **_SIZES | {"num_hidden_layers": 3, "num_attention_heads": 3, "num_key_value_heads": 1}, num_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=32, n_group=4, topk_group=2, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "hunyuan-moe": lambda: HunYuanMoEV1Config(
+        **_SIZES | {"intermediate_size": 32}, head_dim=16, num_experts=4, moe_topk=[2, 2],
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 50.0, "factor": 1.0, "alpha": 10.0},
     ),
     "ernie4-5-moe": lambda: Ernie4_5_MoeConfig(
         **_SIZES | {"num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1}, moe_num_experts=8,

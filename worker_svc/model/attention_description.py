@@ -110,6 +110,8 @@ class AttentionSpec:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     """Of each head, or of all heads together, before rotation."""
+    norms_after_rotation: bool = False
+    """Whether these norms, which then are of each head, come after rotation."""
     kv_format: KVFormat | None = None
     """None: what the worker's settings choose."""
     latent: LatentSpec | None = None
@@ -134,6 +136,7 @@ class AttentionSpec:
             require(not has_norms, "query_norm", "absent, as key_norm, where neighbours are rotated")
             rotated = neighbours if self.rope is None else self.rope.rotated_dims or self.head_dim
             require(neighbours == rotated, "rotated_neighbours", f"{rotated}, the dimensions that are rotated")
+        require(not (self.norms_after_rotation and self.has_joint_norms), "query_norm", "of each head after rotation")
         for name, norm, whole in (("query_norm", self.query_norm, queries), ("key_norm", self.key_norm, keys)):
             size = whole if self.has_joint_norms else self.head_dim
             require(norm is None or norm.size == size, name, f"of the size {self.head_dim}, or {whole} for all heads")

@@ -227,6 +227,8 @@ def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:
     """Leaves the head's tensors unused, dense or in the format of the other layers."""
     for stored in description.head.stored:
         checkpoint.drop(f"{stored.name}.weight")
+        if stored.bias:
+            checkpoint.drop(f"{stored.name}.bias")
         for tensor in checkpoint.weight_format.tensors(stored.name, sum(stored.outputs), description.head.inputs):
             checkpoint.drop(tensor)
 

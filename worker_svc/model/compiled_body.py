@@ -147,6 +147,7 @@ def _layer_args(
         None if experts is None else pointer(experts.args()),
         int(layer.spec.parallel),
         int(attention.has_joint_norms),
+        int(attention.norms_after_rotation),
         None if latent is None else pointer(latent.args()),
     )
 

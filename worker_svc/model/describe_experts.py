@@ -90,8 +90,14 @@ def deepseek_experts(config: Any) -> ExpertForm | None:
 
 def predicting_layers(config: Any) -> tuple[str, ...]:
     """First parts of the names of tensors behind the last layer, which predict further tokens: they are not read."""
-    first: int = config.num_hidden_layers
-    return tuple(f"model.layers.{first + number}." for number in range(config.num_nextn_predict_layers))
+    first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", 0)
+    return tuple(f"model.layers.{first + number}." for number in range(count))
+
+
+def layers_called_sparse(config: Any) -> list[int]:
+    """The layers with experts, as `mlp_layer_types` of configs names them."""
+    kinds = zip(range(config.num_hidden_layers), config.mlp_layer_types, strict=False)
+    return [number for number, kind in kinds if kind == "sparse"]
 
 
 def sparse_layers(config: Any) -> list[int]:

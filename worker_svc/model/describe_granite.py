@@ -9,11 +9,12 @@ from worker_svc.model.description import DecoderLayer, ModelDescription, Norm
 def with_factors(description: ModelDescription, config: Any) -> ModelDescription | None:
     """The description of a decoder with norms before attention and MLP, with the factors of its config.
 
-    None: a factor is not above 0.
+    None: a factor is missing, or not above 0.
     """
-    residual, scale = float(config.residual_multiplier), float(config.attention_multiplier)
-    if min(residual, scale, config.logits_scaling) <= 0:
+    factors = config.residual_multiplier, config.attention_multiplier, config.logits_scaling
+    if any(factor is None or factor <= 0 for factor in factors):
         return None
+    residual, scale, divisor = map(float, factors)
 
     # Hidden states are those of transformers, divided by the factor of what is added to them. The norm of x / f with
     # the epsilon e / f**2 is that of x with e.
@@ -35,5 +36,5 @@ def with_factors(description: ModelDescription, config: Any) -> ModelDescription
         layers=tuple(map(layer, description.layers)),
         norm=norm(description.norm),
         embedding_scale=config.embedding_multiplier / residual,
-        logits_scale=1 / config.logits_scaling,
+        logits_scale=1 / divisor,
     )

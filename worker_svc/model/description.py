@@ -263,6 +263,7 @@ class ModelDescription:
             require(embedding.kind is NormKind.LAYER, embedding.tensor, "a layer norm")
         require(self.head.inputs == hidden, "head", f"of {hidden} inputs")
         require(self.head.outputs == (self.vocab_size,), "head", f"of {self.vocab_size} outputs")
+        require(not (self.tied_embeddings and self.head.biased), "head", "without a bias where it is the embedding")
         require(bool(self.layers), "layers", "at least one")
 
     @property

@@ -52,6 +52,7 @@ class Feature(Enum):
     SIGMOID_ROUTER = auto()
     BIDIRECTIONAL = auto()
     NO_INPUT_NORMS = auto()
+    NORMS_AFTER_ROTATION = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -66,6 +67,7 @@ BY_EVERY_BACKEND = frozenset(
         Feature.LOGITS_SOFT_CAP,
         Feature.MLP_WIDTH_PER_LAYER,
         Feature.NORM_EPSILONS,
+        Feature.NORMS_AFTER_ROTATION,
         Feature.NORM_WEIGHT_OFFSET,
         Feature.NO_INPUT_NORMS,
         Feature.NO_POSITIONS,
@@ -154,6 +156,8 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.EXPERTS, "experts"
     if any(attention.has_joint_norms for attention in attentions):
         yield Feature.JOINT_HEAD_NORM, "norms of all heads together"
+    if any(attention.norms_after_rotation for attention in attentions):
+        yield Feature.NORMS_AFTER_ROTATION, "norms of queries and keys after rotation"
     if any(attention.latent is not None for attention in attentions):
         yield Feature.LATENT_ATTENTION, "latent attention"
     mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsSpec)]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker_svc.attention import StepAttention
 from worker_svc.model.building import BuiltLayer, ExpertWeights
-from worker_svc.model.description import Norm
+from worker_svc.model.description import AttentionSpec, Norm
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import Rotation
@@ -44,9 +44,8 @@ def attend(
         both = heads[:, :num_rotated] if rotation is None else rotation(heads[:, :num_rotated])
         query, key = both[:, :num_heads], both[:, num_heads:]
     else:
-        jointly = spec.has_joint_norms
-        query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, jointly=jointly)
-        key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, jointly=jointly)
+        query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, spec)
+        key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, spec)
     if rotation is not None:
         query = rotation.scale_queries(query)
     return attention(number, query, key, heads[:, num_rotated:]).flatten(1)
@@ -66,10 +65,12 @@ def add_outputs(layer: TorchLayer, gathered: Tensor, hidden: Tensor) -> Tensor:
     return _add(layer.mlp.down, activated(layer.mlp, normed), hidden, layer.post_mlp_norm)
 
 
-def _rotated(heads: Tensor, norm: TorchNorm | None, rotation: Rotation | None, *, jointly: bool) -> Tensor:
-    if norm is not None:
-        heads = norm(heads.flatten(1)).view(heads.shape) if jointly else norm(heads)
-    return heads if rotation is None else rotation(heads)
+def _rotated(heads: Tensor, norm: TorchNorm | None, rotation: Rotation | None, spec: AttentionSpec) -> Tensor:
+    if norm is not None and not spec.norms_after_rotation:
+        heads = norm(heads.flatten(1)).view(heads.shape) if spec.has_joint_norms else norm(heads)
+    if rotation is not None:
+        heads = rotation(heads)
+    return norm(heads) if norm is not None and spec.norms_after_rotation else heads
 
 
 def _add(linear: Linear, inputs: Tensor, hidden: Tensor, norm: TorchNorm | None) -> Tensor:

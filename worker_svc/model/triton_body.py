@@ -261,7 +261,8 @@ def _head_norm(layer: _Layer) -> HeadNorm | None:
     query, key = layer.query_norm, layer.key_norm
     if query is None or key is None or layer.spec.attention.has_joint_norms:
         return None
-    return HeadNorm(query.weight, key.weight, query.epsilon, key.epsilon)
+    after = layer.spec.attention.norms_after_rotation
+    return HeadNorm(query.weight, key.weight, query.epsilon, key.epsilon, after)
 
 
 def _normalize_jointly(layer: _Layer, qkv: Tensor) -> None:

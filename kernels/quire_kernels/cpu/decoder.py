@@ -46,6 +46,7 @@ class DecoderLayerArgs(Structure):
         ("experts", POINTER(ExpertsArgs)),
         ("is_parallel", c_int64),
         ("has_joint_norms", c_int64),
+        ("norms_after_rotation", c_int64),
         ("latent", POINTER(LatentArgs)),
     )
 

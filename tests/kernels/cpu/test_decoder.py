@@ -41,6 +41,13 @@ def head_norms(model: RandomDecoder) -> None:
         layer.query_norm, layer.key_norm = RandomNorm(model.dim), RandomNorm(model.dim)
 
 
+def norms_after_rotation(model: RandomDecoder) -> None:
+    head_norms(model)
+    model.ropes = [(torch.logspace(0, -3, 5), 1.3)]
+    for layer in model.layers:
+        layer.norms_after_rotation = True
+
+
 def one_head_norm(model: RandomDecoder) -> None:
     model.layers[0].query_norm = RandomNorm(model.dim, NormCode.LAYER)
     model.layers[1].key_norm = RandomNorm(model.dim)
@@ -153,10 +160,10 @@ def logits_soft_cap(model: RandomDecoder) -> None:
 
 CHANGES: dict[str, Change] = {
     **{change.__name__: change for change in (
-        layer_norms, epsilons, head_norms, one_head_norm, joint_norms, post_norms, one_post_norm, post_norms_alone,
-        parallel_without_norms, no_positions, one_layer_without_positions, two_ropes, partial_rotation,
-        position_embedding, embedding_scale, parallel, one_parallel_layer_with_post_norms, widths, whole_panels,
-        rows_of_whole_pages, head_bias, logits_scale, logits_soft_cap,
+        layer_norms, epsilons, head_norms, norms_after_rotation, one_head_norm, joint_norms, post_norms, one_post_norm,
+        post_norms_alone, parallel_without_norms, no_positions, one_layer_without_positions, two_ropes,
+        partial_rotation, position_embedding, embedding_scale, parallel, one_parallel_layer_with_post_norms, widths,
+        whole_panels, rows_of_whole_pages, head_bias, logits_scale, logits_soft_cap,
     )},
     **{
         f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)

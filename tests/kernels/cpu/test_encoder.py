@@ -1,5 +1,7 @@
 """Ops of the compiled encoder against torch in float64: one layer, whose other products are zero."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from quire_kernels.cpu.norms import NormCode, pack_norm
 HEADS, HIDDEN, INTERMEDIATE, EPSILON = 3, 48, 80, 1e-5
 # Every border of panels, tiles of keys and blocks of queries.
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 257]
-ACTIVATIONS = {
+ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
     ActivationCode.GELU: gelu,
     ActivationCode.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
     ActivationCode.SILU: silu,

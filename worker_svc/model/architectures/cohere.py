@@ -1,4 +1,4 @@
-"""Command-R and Aya 23."""
+"""Command-R, Aya 23 and Aya Expanse."""
 
 from typing import Any
 

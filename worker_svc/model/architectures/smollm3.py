@@ -13,7 +13,7 @@ def _describe(config: Any) -> ModelDescription | None:
     description = describe_decoder(
         config, windows=Windows.BY_LAYER_TYPES, qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias
     )
-    if description is None:
+    if description is None or len(config.no_rope_layers) < len(description.layers):
         return None
     layers = tuple(
         layer if has_positions else replace(layer, attention=replace(layer.attention, rope=None))

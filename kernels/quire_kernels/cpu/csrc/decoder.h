@@ -49,6 +49,7 @@ struct DecoderLayer {
     const Experts* experts;   // in place of the MLP, which then is all zeros; or null
     int64_t is_parallel;      // whether attention and MLP see the same hidden states
     int64_t has_joint_norms;  // whether query_norm and key_norm are of all heads together
+    int64_t norms_after_rotation;  // of these, which then are of each head
     const Latent* latent;     // of all layers or none: qkv returns queries and what is stored of latent vectors; or null
 };
 
@@ -480,8 +481,10 @@ private:
             }
             for (int64_t i = 0; i < num_turned; ++i) {
                 float* head = from + i * dim;
-                if (!layer.has_joint_norms) normalize_heads(head, i < model_.num_heads ? layer.query_norm : layer.key_norm, dim);
+                const Norm& norm = i < model_.num_heads ? layer.query_norm : layer.key_norm;
+                if (!layer.has_joint_norms && !layer.norms_after_rotation) normalize_heads(head, norm, dim);
                 rotate(head, cosines, sines, num_pairs);
+                if (layer.norms_after_rotation) normalize_heads(head, norm, dim);
             }
             if (query_factors) {
                 const float factor = query_factors[step.positions[token]];

@@ -338,17 +338,17 @@ FLAGS_FILE = """
 model: org/model
 max_model_len: 8k
 port: 8100
-served-model-name: [chat, qwen]
 enforce-eager: true
 enable-lora: false
 override-generation-config: {temperature: 0.5}
-default-chat-template-kwargs.enable_thinking: false
+default-chat-template-kwargs.depth: 2
+served-model-name: [chat, qwen]
 """
 
 
 def test_a_file_has_flags_and_those_of_the_command_win(tmp_path: Path) -> None:
     path = tmp_path / "flags.yaml"
-    path.write_text(FLAGS_FILE.replace("enable_thinking: false", "depth: 2"))
+    path.write_text(FLAGS_FILE)
     of_file = {
         "QUIRE_MODEL": "org/model",
         "QUIRE_MAX_MODEL_LEN": "8000",

@@ -22,8 +22,8 @@ from worker_svc.model.config import read_config
 from worker_svc.model.formats._grouped import GroupedWeight, PackedCodes
 from worker_svc.model.formats._scaled import ScaledWeight, blocks
 from worker_svc.model.formats.dense import DenseWeight
-from worker_svc.model.stored_linear import _Ranges
-from worker_svc.model.weight_format import code_scales
+from worker_svc.model.stored_linear import Reordered, _Ranges
+from worker_svc.model.weight_format import code_scales, float8_scales
 
 HALVES = torch.tensor([0.5, 0.25, 2.0])
 
@@ -44,6 +44,22 @@ def test_codes_of_one_scale_for_each_output_are_offered() -> None:
     assert torch.equal(cut, HALVES[[2, 0]])
 
 
+def test_outputs_in_another_order_take_their_scales_along() -> None:
+    order = torch.tensor([2, 0, 1])
+    for weight, scales_of in ((scaled(), code_scales), (scaled(torch.float8_e4m3fn), float8_scales)):
+        reordered = Reordered(weight, order)
+        for each, expected in (
+            (reordered, order),
+            (reordered.inputs(0, 2), order),
+            (reordered.outputs(1, 3), order[1:]),
+        ):
+            scales = scales_of(each)
+            assert scales is not None
+            assert torch.equal(scales.flatten(), HALVES[expected])
+            assert torch.equal(each.dense(), weight.dense()[expected][:, : each.dense().shape[1]])
+    assert len(Reordered(scaled(), order).outputs(1, 1).dense()) == 0
+
+
 @pytest.mark.parametrize(
     "weight",
     [
@@ -57,6 +73,7 @@ def test_codes_of_one_scale_for_each_output_are_offered() -> None:
 def test_other_weights_have_none(weight: DenseWeight | ScaledWeight) -> None:
     assert code_scales(weight) is None
     assert code_scales(_Ranges(weight, (range(3),))) is None
+    assert code_scales(Reordered(weight, torch.arange(3))) is None
 
 
 @pytest.mark.parametrize(("bits", "zero", "is_coded"), [(8, 128, True), (8, 127, False), (4, 8, False)])

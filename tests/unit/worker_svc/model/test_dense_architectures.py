@@ -218,6 +218,8 @@ def _whole(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
 
 
 WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] = [
+    ("gemma", "the factor of the embedding", _whole(embedding_scale=1.0)),
+    ("gemma", "the offset of norms", _layers(_norms)),
     ("gemma2", "the factor of the embedding", _whole(embedding_scale=1.0)),
     ("gemma2", "the cap on logits", _whole(logits_soft_cap=None)),
     ("gemma2", "the cap on scores", _attention(soft_cap=None)),
@@ -246,6 +248,13 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("exaone4", "the layer without positions", _positions_everywhere),
     ("exaone4", "the window", _attention(window=None)),
     ("exaone4", "norms that come after", _layers(_with_norms_before)),
+    ("hunyuan", "the stretched base", _rope(theta=20.0)),
+    ("hunyuan", "norms that come after rotation", _attention(norms_after_rotation=False)),
+    ("helium", "neighbours that are rotated", _layers(_halves)),
+    ("cwm", "the window", _attention(window=None)),
+    ("jais2", "the activation", _activation(Activation.RELU)),
+    ("hyperclovax", "the factor of what layers add", _whole(embedding_scale=12.0)),
+    ("hyperclovax", "the factor of logits", _whole(logits_scale=1 / 0.3)),
     ("phi3", "the window", _attention(window=None)),
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),

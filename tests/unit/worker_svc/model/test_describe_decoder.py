@@ -8,16 +8,46 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    CwmConfig,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
+    ExaoneMoeConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    GlmConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    HeliumConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
+    HyperCLOVAXConfig,
+    Jais2Config,
     LlamaConfig,
+    MiniMaxM2Config,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronConfig,
+    Olmo2Config,
+    Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     Qwen2Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 from llama_models import prompts
@@ -35,6 +65,9 @@ _SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
 }  # fmt: skip
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+_ROUTED: dict[str, Any] = {
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 _KINDS = ["full_attention", "sliding_attention"]
 
 
@@ -63,6 +96,50 @@ CONFIGS: dict[str, tuple[Callable[[], Any], list[int | None]]] = {
     "mixtral": (lambda: MixtralConfig(**_SIZES, num_local_experts=4), [WINDOW, WINDOW]),
     "qwen3_moe": (lambda: Qwen3MoeConfig(**_SIZES, **_EXPERTS, moe_intermediate_size=32), [WINDOW, WINDOW]),
     "qwen2": (lambda: Qwen2Config(**_SIZES), [None, WINDOW]),
+    "cohere": (lambda: CohereConfig(**_SIZES), [None, None]),
+    "cohere2": (lambda: Cohere2Config(**_SIZES), [None, WINDOW]),
+    "dots1": (
+        lambda: Dots1Config(**_SIZES, **_ROUTED),
+        [None, WINDOW],
+    ),
+    "glm": (lambda: GlmConfig(**_SIZES, head_dim=16), [None, None]),
+    "phi": (lambda: PhiConfig(**_SIZES), [None, None]),
+    "glm4": (lambda: Glm4Config(**_SIZES, head_dim=16), [None, None]),
+    "glm4_moe": (lambda: Glm4MoeConfig(**_SIZES, **_ROUTED), [None, None]),
+    "ernie4_5": (lambda: Ernie4_5Config(**_SIZES, head_dim=16), [None, None]),
+    "ernie4_5_moe": (
+        lambda: Ernie4_5_MoeConfig(**_SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32),
+        [None, None],
+    ),
+    "exaone_moe": (
+        lambda: ExaoneMoeConfig(
+            **_SIZES, **_EXPERTS, moe_intermediate_size=32, sliding_window=WINDOW, layer_types=_KINDS[::-1]
+        ),
+        [None, WINDOW],
+    ),
+    "granitemoe": (lambda: GraniteMoeConfig(**_SIZES, num_local_experts=4, attention_multiplier=0.25), [None, None]),
+    "hunyuan_v1_moe": (lambda: HunYuanMoEV1Config(**_SIZES, head_dim=16, num_experts=4, moe_topk=2), [None, None]),
+    "minimax_m2": (
+        lambda: MiniMaxM2Config(**_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+        [None, None],
+    ),
+    "nemotron": (lambda: NemotronConfig(**_SIZES), [None, None]),
+    "stablelm": (lambda: StableLmConfig(**_SIZES), [None, None]),
+    "starcoder2": (lambda: Starcoder2Config(**_SIZES), [WINDOW, WINDOW]),
+    "gemma": (lambda: GemmaConfig(**_SIZES, head_dim=16), [None, None]),
+    "smollm3": (lambda: SmolLM3Config(**_SIZES), [None, WINDOW]),
+    "olmo2": (lambda: Olmo2Config(**_SIZES), [None, None]),
+    "olmo3": (lambda: Olmo3Config(**_SIZES), [None, WINDOW]),
+    "granite": (lambda: GraniteConfig(**_SIZES), [None, None]),
+    "hyperclovax": (lambda: HyperCLOVAXConfig(**_SIZES), [None, None]),
+    "seed_oss": (lambda: SeedOssConfig(**_SIZES, head_dim=16), [None, None]),
+    "arcee": (lambda: ArceeConfig(**_SIZES), [None, None]),
+    "jais2": (lambda: Jais2Config(**_SIZES), [None, None]),
+    "ministral": (lambda: MinistralConfig(**_SIZES, head_dim=16), [None, WINDOW]),
+    "cwm": (lambda: CwmConfig(**_SIZES | {"bos_token_id": 0}, head_dim=16), [None, WINDOW]),
+    "exaone4": (lambda: Exaone4Config(**_SIZES), [None, WINDOW]),
+    "hunyuan_v1_dense": (lambda: HunYuanDenseV1Config(**_SIZES, head_dim=16), [None, None]),
+    "helium": (lambda: HeliumConfig(**_SIZES, head_dim=16), [None, None]),
 }
 """With the windows of their layers, if the config has all fields that describe windows."""
 

@@ -64,6 +64,8 @@ FAMILIES = [
     "dots1",
     "minimax-m2",
     "granite-moe",
+    "k-exaone",
+    "hunyuan-moe",
     "ernie4-5-moe",
     "ernie4-5-moe-alone",
 ]
@@ -275,6 +277,11 @@ def _halves(layer: DecoderLayer) -> DecoderLayer:
     return _attention(layer, qkv=replace(layer.attention.qkv, rotated_neighbours=None))
 
 
+def _positions_everywhere(description: ModelDescription) -> ModelDescription:
+    (rope,) = {layer.attention.rope for layer in description.layers} - {None}
+    return _layers(lambda layer: _attention(layer, rope=rope))(description)
+
+
 def _without_head_norms(description: ModelDescription) -> ModelDescription:
     without = _layers(lambda layer: _attention(layer, query_norm=None, key_norm=None))(description)
     return replace(without, unused_suffixes=("q_norm.weight", "k_norm.weight"))
@@ -288,6 +295,7 @@ WITHOUT: dict[str, tuple[str, Callable[[ModelDescription], ModelDescription]]] =
     "the factor": ("glm4-moe", _experts(scale=1.0)),
     "weights that are not normalised": ("glm4-moe-biased", _experts(normalized=True)),
     "the window": ("dots1", _layers(lambda layer: _attention(layer, window=None))),
+    "the layer without positions": ("k-exaone", _positions_everywhere),
     "the pairs of neighbours": ("ernie4-5-moe", _layers(_halves)),
     "the part that is not rotated": ("glm4-moe", _layers(_whole_heads)),
 }

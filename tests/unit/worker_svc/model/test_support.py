@@ -25,10 +25,12 @@ from worker_svc.model.config import read_config
 from worker_svc.model.description import (
     ComputedFormat,
     DecoderLayer,
+    InvalidDescription,
     KVFormat,
     LinearLayer,
     MlpKind,
     ModelDescription,
+    Norm,
     StoredLinear,
 )
 from worker_svc.model.loading import unsupported_natively
@@ -49,6 +51,13 @@ def description(tiny_llama: Path) -> ModelDescription:
 
 def _attention(**changes: Any) -> Change:
     return lambda layer: replace(layer, attention=replace(layer.attention, **changes))
+
+
+def _neighbours(rotated: int, **changes: Any) -> Change:
+    def change(layer: DecoderLayer) -> DecoderLayer:
+        return _attention(qkv=replace(layer.attention.qkv, rotated_neighbours=rotated), **changes)(layer)
+
+    return change
 
 
 def _mlp(**changes: Any) -> Change:
@@ -130,6 +139,8 @@ def test_what_no_backend_computes_is_refused_by_all(name: str, description: Mode
             "^gate_up: must be of 48 inputs",
         ),
         (lambda layer: _attention(key_norm=replace(layer.mlp_norm))(layer), "^key_norm: must be of the size 64"),
+        (_neighbours(32), "^rotated_neighbours: must be 64"),
+        (_neighbours(64, query_norm=Norm("q_norm", 64, 1e-6)), "^query_norm: must be absent, as key_norm, where neigh"),
     ],
 )
 def test_a_description_whose_sizes_do_not_fit_is_none(
@@ -162,6 +173,12 @@ def test_a_bias_of_the_head_is_added_to_its_logits(
         of[directory] = torch.tensor([value for _, value in sorted(driver.logprobs[1][0].top)])
     expected = (of[tiny_llama] + bias.to(dtype).float()).log_softmax(-1)
     torch.testing.assert_close(of[biased], expected, rtol=0, atol=1e-4 if dtype is torch.float32 else 5e-2)
+
+
+def test_a_head_that_is_the_embedding_has_no_bias(description: ModelDescription) -> None:
+    head = replace(description.head, stored=(StoredLinear("lm_head", (VOCAB,), bias=True),))
+    with pytest.raises(InvalidDescription, match=r"^head: must be without a bias where it is the embedding"):
+        replace(description, head=head, tied_embeddings=True)
 
 
 def test_queries_or_keys_alone_may_have_a_norm(description: ModelDescription, tiny_llama: Path, tmp_path: Path) -> None:

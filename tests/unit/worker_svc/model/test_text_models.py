@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForImageTextToText, GemmaConfig
+from transformers import AutoModel, AutoModelForImageTextToText, FalconConfig
 
 import compiled
 import image_models
@@ -236,7 +236,7 @@ def test_tensors_that_are_neither_of_text_nor_of_images_are_refused(tmp_path: Pa
 def test_what_cannot_be_described_of_a_text_model_is_not_described() -> None:
     bidirectional, unknown, dynamic = (VARIANTS[name]() for name in ("gemma3", "llava", "llava"))
     bidirectional.text_config.use_bidirectional_attention = True
-    unknown.text_config = GemmaConfig()
+    unknown.text_config = FalconConfig()
     dynamic.text_config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
     assert [describe(config) for config in (bidirectional, unknown, dynamic)] == [None] * 3
 

@@ -148,8 +148,13 @@ def _norms_after(number: int, layer: DecoderLayer) -> DecoderLayer:
     return replace(layer, attention_norm=None, mlp_norm=None, **after)
 
 
+def _norms_after_rotation(number: int, layer: DecoderLayer) -> DecoderLayer:
+    return replace(layer, attention=replace(layer.attention, norms_after_rotation=True))
+
+
 CHANGES: dict[str, Change] = {
     "norms": _norms,
+    "norms after rotation": _with_layers(_norms_after_rotation),
     "no positions": _attention(0, rope=None),
     "rotary positions of each layer": _rope(1, theta=3.0),
     "rotary positions of a part": _rope(0, rotated_dims=20),
