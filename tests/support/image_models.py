@@ -21,6 +21,7 @@ from transformers import (
     Ministral3Config,
     Mistral3Config,
     MistralConfig,
+    PhiConfig,
     Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen2VLConfig,
@@ -115,6 +116,10 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     ),
     "llava-of-qwen": lambda: LlavaConfig(
         text_config=Qwen2Config(**_SIZES | _TIED), vision_config=_SIGLIP, image_token_index=300
+    ),
+    "llava-of-phi": lambda: LlavaConfig(
+        text_config=PhiConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}), vision_config=_CLIP,
+        image_token_index=300,
     ),
     "llava-next": lambda: LlavaNextConfig(
         text_config=MistralConfig(**_SIZES, head_dim=32, sliding_window=WINDOW), vision_config=_CLIP,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from worker_svc.model.describe_parts import describe_head
 from worker_svc.model.description import ModelDescription
 
 # What these models call the module of their text model. Earlier releases of transformers wrote its class with the head
@@ -32,7 +33,8 @@ def of_text_model(decoder: ModelDescription, model_type: str) -> ModelDescriptio
     return replace(
         decoder,
         architecture=model_type,
-        # The head is one of the whole model, whose logits have neither a factor nor a cap.
+        # The head is one of the whole model: it has no bias, and its logits have neither a factor nor a cap.
+        head=describe_head(decoder.hidden_size, decoder.vocab_size),
         logits_scale=1.0,
         logits_soft_cap=None,
         renamed=(*renamed, *decoder.renamed),
