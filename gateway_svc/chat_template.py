@@ -3,8 +3,8 @@
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +23,8 @@ _CLOCK = "strftime_now"  # the function by which templates write the date
 _DEFAULT, _TOOL_USE = "default", "tool_use"  # names of templates in transformers
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Names that templates have for the reasoning of a message."""
+_PROBED = "probed_text"
+_ROLES = ("user", "system", "developer", "assistant", "tool")  # that of users first: chats of the others have one
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -110,6 +112,7 @@ class ChatTemplate:
         self._knows_developer = "developer" in constants
         # Nobody can guess it. By the space after it one sees whether the template strips the content.
         self._end_mark = f"{secrets.token_hex(16)} "
+        self._roles_with_parts = self._find_roles_with_parts()
 
     def for_chat(self, *, has_tools: bool) -> "ChatTemplate":
         """The template that renders a chat with or without tools."""
@@ -130,21 +133,44 @@ class ChatTemplate:
         if is_continued:
             *others, last = messages
             messages = [*others, {**last, "content": (last.get("content") or "") + self._end_mark}]
+        text = self._render(replace(chat, messages=messages), self._roles_with_parts)
+        return self._before_end_mark(text) if is_continued else text
+
+    def _render(self, chat: TemplateChat, roles_with_parts: Collection[str]) -> str:
+        """The chat, of which messages of these roles have their text in a list of parts. Raises ChatTemplateError."""
         variables = {
             **self._defaults,
             **chat.variables,
-            "messages": messages,
+            "messages": [_with_parts(each) if each["role"] in roles_with_parts else each for each in chat.messages],
             "tools": chat.tools,
             "add_generation_prompt": chat.prompt_end is PromptEnd.ANSWER,
             **self._special_tokens,
         }
         try:
-            text = self._template.render(variables)
+            return self._template.render(variables)
         except (
             Exception
         ) as error:  # a template is a program, and may fail in any way on messages that it does not expect
             raise ChatTemplateError from error
-        return self._before_end_mark(text) if is_continued else text
+
+    def _find_roles_with_parts(self) -> frozenset[str]:
+        """The roles of messages whose text the template writes only where it is in a list of parts, as templates of
+        models that also take images may. They leave out a text that is no list, or fail.
+        """
+        found = frozenset[str]()
+        for role in _ROLES:
+            found |= {role} if not self._writes(role, found) and self._writes(role, found | {role}) else set()
+        return found
+
+    def _writes(self, role: str, roles_with_parts: Collection[str]) -> bool:
+        """Whether the template writes the text of a message of this role."""
+        user, message = {"role": "user", "content": "a"}, {"role": role, "content": _PROBED}
+        is_after_user = role in ("assistant", "tool")
+        messages = [user, message] if is_after_user else [message] if role == "user" else [message, user]
+        try:
+            return _PROBED in self._render(TemplateChat(messages, prompt_end=PromptEnd.MESSAGE), roles_with_parts)
+        except ChatTemplateError:
+            return False
 
     def _before_end_mark(self, text: str) -> str:
         """A rendered chat without what the template writes after its last message's content. As in transformers, white
@@ -154,6 +180,12 @@ class ChatTemplate:
         if end < 0:
             raise ChatTemplateError
         return text[:end] if text.startswith(mark, end) else text[:end].rstrip()
+
+
+def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with its text in a list of one part, as OpenAI's API has it."""
+    content = message.get("content")
+    return message if content is None else {**message, "content": [{"type": "text", "text": content}]}
 
 
 def load_chat_template(
@@ -178,9 +210,9 @@ def _load(directory: Path, override: str | None, defaults: Mapping[str, Any]) ->
     control_tokens = _strings(config.get("chat_control_tokens"))
     if override is not None:
         return _override(override, tokens, control_tokens, defaults)
-    # Separate files are the newer form, and take precedence.
+    # Separate files are the newer form, and take precedence. Some models that also take images have only a processor's.
     of_config = _named_templates(config.get("chat_template"))
-    templates = _template_files(directory) or of_config
+    templates = _template_files(directory) or of_config or _processor_template(directory)
     source = templates.get(_DEFAULT, of_config.get(_DEFAULT))
     if source is None:
         return None
@@ -215,6 +247,15 @@ def _template_files(directory: Path) -> dict[str, str]:
     if (own := directory / "chat_template.jinja").exists():
         named[_DEFAULT] = own
     return {name: path.read_text() for name, path in named.items()}
+
+
+def _processor_template(directory: Path) -> dict[str, str]:
+    """The template of chat_template.json, which processors had before chat_template.jinja, by its name."""
+    path = directory / "chat_template.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if not isinstance(content, dict):
+        raise ValueError("chat_template.json must be an object")
+    return _named_templates(content.get("chat_template"))
 
 
 def _named_templates(templates: Any) -> dict[str, str]:

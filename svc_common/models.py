@@ -271,12 +271,16 @@ def tokenizer_fingerprint(path: Path) -> bytes:
 
 
 def eos_token_ids_of(directory: Path) -> list[int]:
-    """End-of-text tokens: all of them from generation_config.json, else the one in config.json.
+    """End-of-text tokens: all of them from generation_config.json, else the one in config.json, of a model that also
+    takes images the one of its text model.
 
     Raises DamagedModelFile, and ValueError for what is no token.
     """
     for name in ("generation_config.json", "config.json"):
-        eos = read_json(directory / name, dict[str, Any]()).get("eos_token_id")
+        config = read_json(directory / name, dict[str, Any]())
+        eos, text = config.get("eos_token_id"), config.get("text_config")
+        if eos is None and isinstance(text, dict):
+            eos = text.get("eos_token_id")
         if eos is None:
             continue
         tokens = eos if isinstance(eos, list) else [eos]

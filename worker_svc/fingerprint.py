@@ -9,7 +9,7 @@ import torch
 
 import quire_kernels
 from worker_svc.model.architecture import identity_of
-from worker_svc.model.config import raw_config
+from worker_svc.model.config import model_types, raw_config
 from worker_svc.model.weight_format import format_identity
 from worker_svc.model.weights import weight_files
 
@@ -38,7 +38,8 @@ def model_fingerprint(
     """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     digest.update(f"{dtype} {quantization} {kv_cache_dtype} {arithmetic}".encode())
-    digest.update(identity_of(str(raw_config(directory).get("model_type"))))
+    for model_type in model_types(raw_config(directory)):
+        digest.update(identity_of(model_type))
     digest.update(format_identity(directory))
     for path in (*weight_files(directory), *other_weights):
         digest.update(path.name.encode())

@@ -173,6 +173,7 @@ ACCEPTED: tuple[VllmFlag, ...] = (
     # Any backend allows the same outputs.
     JsonFields("--structured-outputs-config", {}, ignored=("backend",)),
     NoEffect("--guided-decoding-backend", "constraints are always checked by llguidance", has_value=True),
+    NoEffect("--language-model-only", "only text is served"),
     NoEffect("--use-tqdm-on-load", "progress is a line on stderr"),
     NoEffect("--disable-log-stats", "statistics are metrics, not lines of the log"),
     NoEffect("--aggregate-engine-logging", "statistics are metrics, not lines of the log"),
@@ -267,7 +268,7 @@ _REFUSED: dict[str, str] = {
         "--max-lora-cls-labels"
     ),
     "only text is served": (
-        "--allowed-local-media-path --allowed-media-domains --[no-]language-model-only --limit-mm-per-prompt "
+        "--allowed-local-media-path --allowed-media-domains --limit-mm-per-prompt "
         "--[no-]enable-mm-embeds --media-io-kwargs --mm-processor-kwargs --mm-processor-cache-gb "
         "--mm-processor-cache-type --mm-hasher-algorithm --mm-shm-cache-max-object-size-mb --[no-]mm-encoder-only "
         "--mm-encoder-tp-mode --mm-encoder-attn-backend --mm-encoder-attn-dtype --mm-encoder-fp8-scale-path "

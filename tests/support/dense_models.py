@@ -27,6 +27,7 @@ from transformers import (
     HyperCLOVAXConfig,
     Jais2Config,
     LlamaConfig,
+    Ministral3Config,
     MinistralConfig,
     NemotronConfig,
     Olmo2Config,
@@ -72,6 +73,10 @@ _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6,
 }  # fmt: skip
+_MINISTRAL3: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 24, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+}  # fmt: skip
 _GPT2: dict[str, Any] = {**COMMON, "n_embd": 48, "n_layer": 2, "n_head": 3}
 _GPT_NEOX: dict[str, Any] = {
     **COMMON, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -110,6 +115,9 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "arcee-biased": lambda: ArceeConfig(**_SIZES, attention_bias=True, mlp_bias=True),
     "ministral": lambda: MinistralConfig(
         **_SIZES, head_dim=32, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "ministral3": lambda: Ministral3Config(
+        **_SIZES, head_dim=32, sliding_window=WINDOW, rope_parameters=dict(_MINISTRAL3)
     ),
     "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
     "exaone4-positions-everywhere": lambda: Exaone4Config(

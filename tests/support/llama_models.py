@@ -89,10 +89,12 @@ def hidden_states(directory: Path, prompt: list[int]) -> torch.Tensor:
     return states
 
 
-def generate(directory: Path, prompts: list[list[int]], num_tokens: int, device: str = "cpu") -> list[list[int]]:
-    """Greedy continuations by transformers' own generate in float32, one prompt at a time."""
+def generate(
+    directory: Path, prompts: list[list[int]], num_tokens: int, device: str = "cpu", kind: Any = AutoModelForCausalLM
+) -> list[list[int]]:
+    """Greedy continuations by transformers' own generate in float32, each prompt alone; `kind` as in `save_model`."""
     # Eager: attention by torch's SDPA leaves Gemma 2's cap of scores out in some versions of transformers.
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model: Any = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.to(device)
     return [
         model.generate(

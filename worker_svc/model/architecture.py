@@ -1,7 +1,10 @@
 """The architectures that are described: one module of `architectures` each, or an entry point of `quire.models`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -9,6 +12,7 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model import architectures
 from worker_svc.model.describe_directions import with_directions
 from worker_svc.model.describe_score_head import with_score_head
+from worker_svc.model.describe_text_model import of_text_model
 from worker_svc.model.description import InvalidDescription, ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.plugins import Registry
@@ -64,6 +68,16 @@ class Architecture:
         endings = ("ForSequenceClassification", "ForMaskedLM", *(("ForPreTraining",) if has_pre_training else ()))
         return cls(source, f"{name}Model", describe, tuple(f"{name}{ending}" for ending in endings))
 
+    @classmethod
+    def of_text_model(
+        cls, source: str, name: str, describe: Callable[[Any], AnyDescription | None] | None = None
+    ) -> "Architecture":
+        """The text model of a model that also takes images, with the classes `name`ForConditionalGeneration and
+        `name`Model. `describe` is given the config of the text model; None: the architecture of its `model_type`
+        describes it.
+        """
+        return cls(source, f"{name}ForConditionalGeneration", partial(_text_model, describe), (f"{name}Model",))
+
     def describes(self, config: Any) -> bool:
         """Whether a config names no class, or one of these."""
         names: list[str] | None = config.architectures
@@ -107,6 +121,31 @@ def identity_of(model_type: str) -> bytes:
     return identity + source_of(model_type) if identity else b""
 
 
+def _text_model(describe: Callable[[Any], AnyDescription | None] | None, config: Any) -> ModelDescription | None:
+    """The description that `Architecture.of_text_model` makes of a config."""
+    text = copy(config.get_text_config())
+    # Not every text model's config has this field. transformers reads that of the whole model.
+    text.tie_word_embeddings = config.tie_word_embeddings
+    if describe is None:
+        architecture = architecture_of(text.model_type)
+        if architecture is None:
+            return None
+        describe = architecture.describe
+    with _describing(text.model_type):
+        decoder = describe(text)
+        return of_text_model(with_directions(decoder, text), config.model_type) if is_decoder(decoder) else None
+
+
+@contextmanager
+def _describing(model_type: str) -> Iterator[None]:
+    """Runs code of an architecture. Raises as `describe_any` does."""
+    with _registry.running(model_type):
+        try:
+            yield
+        except InvalidDescription as error:
+            raise UnsupportedModel(f"the sizes of this {model_type} model do not fit each other: {error}") from error
+
+
 def describe(config: Any) -> ModelDescription | None:
     """The description of a decoder, given transformers' config; None: only transformers' own modules compute it, or it
     is an encoder. Raises as `describe_any` does.
@@ -125,13 +164,8 @@ def describe_any(config: Any) -> AnyDescription | None:
     architecture = architecture_of(config.model_type)
     if architecture is None or not architecture.describes(config):
         return None
-    with _registry.running(config.model_type):
-        try:
-            description = architecture.describe(config)
-            if not isinstance(description, ModelDescription):
-                return description
-            return with_score_head(with_directions(description, config), config)
-        except InvalidDescription as error:
-            raise UnsupportedModel(
-                f"the sizes of this {config.model_type} model do not fit each other: {error}"
-            ) from error
+    with _describing(config.model_type):
+        description = architecture.describe(config)
+        if not isinstance(description, ModelDescription):
+            return description
+        return with_score_head(with_directions(description, config), config)

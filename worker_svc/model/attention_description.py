@@ -40,6 +40,10 @@ class RopeConfig:
     """How many dimensions of each head are rotated, the first ones; None: all."""
     pair_factors: tuple[float, ...] = ()
     """LONGROPE: what the frequency of each pair of dimensions is divided by."""
+    query_beta: float = 0.0
+    """Queries are multiplied by 1 + query_beta * log(1 + floor(position / original_context_length)), after their
+    rotation: Llama 4's and Ministral 3's attention beyond the original context.
+    """
 
 
 class KVFormat(StrEnum):

@@ -18,7 +18,7 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.building import BuiltBody, BuiltLayer, BuiltMlp
 from worker_svc.model.compiled_builder import CompiledBuilder, pairs_halves
 from worker_svc.model.description import MlpKind, ModelDescription
-from worker_svc.model.rope import inverse_frequencies, layer_ropes
+from worker_svc.model.rope import inverse_frequencies, layer_ropes, query_factors
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature
 
 COMPUTED = BY_EVERY_BACKEND | {
@@ -46,10 +46,19 @@ class CompiledBody:
         ropes = layer_ropes(description)
         head_dim = description.layout.head_dim
         self._frequencies = [inverse_frequencies(rope, head_dim).contiguous() for rope in ropes.distinct]
+        every_position = torch.arange(description.context_length)
+        self._query_factors = [query_factors(rope, every_position) for rope in ropes.distinct]
         self._ropes = (RopeArgs * len(ropes.distinct))(
             *(
-                RopeArgs(frequencies.data_ptr(), len(frequencies), rope.attention_factor)
-                for rope, frequencies in zip(ropes.distinct, self._frequencies, strict=True)
+                RopeArgs(
+                    frequencies.data_ptr(),
+                    len(frequencies),
+                    rope.attention_factor,
+                    None if factors is None else factors.data_ptr(),
+                )
+                for rope, frequencies, factors in zip(
+                    ropes.distinct, self._frequencies, self._query_factors, strict=True
+                )
             )
         )
         self._latents: list[PackedLatent | None] = []

@@ -1,6 +1,7 @@
 """A model's config.json, as stored and as completed by transformers."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ from worker_svc.model.architecture import architecture_of
 def raw_config(directory: Path) -> dict[str, Any]:
     """The content of config.json. Raises UnsupportedModel if it cannot be read, or is no object."""
     return read_object(directory / "config.json")
+
+
+def model_types(raw: Mapping[str, Any]) -> list[str]:
+    """The `model_type` of a config.json, and that of its text model if it names one."""
+    text = raw.get("text_config")
+    named = text.get("model_type") if isinstance(text, dict) else None
+    return [str(raw.get("model_type")), *([] if named is None else [str(named)])]
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -36,7 +44,8 @@ def read_config(directory: Path) -> Any:
         raise UnsupportedModel(f"{directory / 'config.json'}: architectures must be a list of names, not {names!r}")
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    architecture_of(str(raw.get("model_type")))  # imports its package, which registers its config with transformers
+    for model_type in model_types(raw):
+        architecture_of(model_type)  # imports its package, which registers its config with transformers
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config's class raises anything for values that it does not expect

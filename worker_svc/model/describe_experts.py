@@ -46,6 +46,8 @@ class ExpertForm:
     """What a layer calls the product of its router."""
     fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     """What a layer calls the tensors of all experts."""
+    fused_may_be_transposed: bool = False
+    """Whether some checkpoints have these as [experts, inputs, outputs]."""
     scale: float = 1.0
     """Factor of the weights of a token's experts."""
     scores: ExpertScores = ExpertScores.SOFTMAX
@@ -136,6 +138,7 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             else _mlp(f"{prefix}{form.shared}.", form.projections, hidden, form.shared_width, activation),
             scale=form.scale,
             fused=(f"{prefix}{gate_up}", f"{prefix}{down}"),
+            fused_may_be_transposed=form.fused_may_be_transposed,
             scores=form.scores,
             groups=form.groups,
             choice_bias=None if form.choice_bias is None else f"{prefix}{form.choice_bias}",

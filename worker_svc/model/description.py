@@ -138,6 +138,8 @@ class ExpertsSpec:
     """First part of the names of tensors that have a first dimension of experts, and are otherwise those of one expert,
     whose names have its number behind this part.
     """
+    fused_may_be_transposed: bool = False
+    """Whether some checkpoints have them as [experts, inputs, outputs]."""
     scores: ExpertScores = ExpertScores.SOFTMAX
     groups: ExpertGroups | None = None
     """None: experts are chosen among all."""

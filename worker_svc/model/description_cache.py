@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from svc_common.models import cache_root
 from worker_svc.model.architecture import AnyDescription, describe_any, origin_of, source_of
-from worker_svc.model.config import raw_config, read_config
+from worker_svc.model.config import model_types, raw_config, read_config
 from worker_svc.model.description import ModelDescription
 
 _JSON: TypeAdapter[AnyDescription] = TypeAdapter(AnyDescription)
@@ -46,12 +46,13 @@ def _origin(directory: Path) -> str:
     """Changes with everything that the description depends on."""
     digest = sha256((directory / "config.json").read_bytes())
     digest.update(version("transformers").encode())
-    model_type = str(raw_config(directory).get("model_type"))
-    # Their source may use other files of their package.
-    digest.update(origin_of(model_type).encode())
     package = Path(__file__).parent
-    described_by = (*package.glob("describe_*.py"), *package.glob("*description.py"), package / "architecture.py")
-    for source in sorted(described_by):
+    # All architectures of Quire's own: one may be that of a text model which config.json does not name.
+    described_by = ("describe_*.py", "*description.py", "architecture.py", "architectures/*.py")
+    for source in sorted(path for pattern in described_by for path in package.glob(pattern)):
         digest.update(source.read_bytes())
-    digest.update(source_of(model_type))
+    for model_type in model_types(raw_config(directory)):
+        # Its source may use other files of its package.
+        digest.update(origin_of(model_type).encode())
+        digest.update(source_of(model_type))
     return digest.hexdigest()

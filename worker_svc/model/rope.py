@@ -75,14 +75,28 @@ def _yarn_frequencies(frequencies: Tensor, config: RopeConfig, num_dims: int) ->
     return frequencies / config.factor * stretched + frequencies * (1 - stretched)
 
 
+def query_factors(config: RopeConfig, positions: Tensor) -> Tensor | None:
+    """What queries at `positions` [num_tokens] are multiplied by after their rotation: float32 [num_tokens]; None: they
+    stay.
+    """
+    if not config.query_beta:
+        return None
+    return 1 + config.query_beta * torch.log(1 + torch.floor(positions / config.original_context_length))
+
+
 class Rotation:
     """The angles of one step's tokens, for the queries and keys of the layers that have these rotary positions."""
 
     def __init__(
-        self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype, attention_factor: float = 1.0
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        dtype: torch.dtype,
+        attention_factor: float = 1.0,
+        query_factors: Tensor | None = None,
     ) -> None:
         """`positions` int64 [num_tokens], `frequencies` float32 [rotated / 2]; what is rotated is multiplied by
-        `attention_factor`.
+        `attention_factor`, and queries afterwards by `query_factors` float32 [num_tokens], if there are any.
         """
         angles = (positions[:, None].float() * frequencies)[:, None, :]
         cosine, sine = angles.cos() * attention_factor, angles.sin() * attention_factor
@@ -90,6 +104,7 @@ class Rotation:
         self._cosine = torch.cat((cosine, cosine), -1).to(dtype)
         self._sine = torch.cat((-sine, sine), -1).to(dtype)
         self._half = frequencies.shape[0]
+        self._query_factors = None if query_factors is None else query_factors[:, None, None].to(dtype)
 
     def __call__(self, heads: Tensor) -> Tensor:
         """`heads` [num_tokens, num_heads, head_dim], of which the first `rotated` dimensions are rotated; a new
@@ -98,3 +113,7 @@ class Rotation:
         first, rest = heads[..., : 2 * self._half], heads[..., 2 * self._half :]
         rotated = (first * self._cosine).addcmul_(first.roll(self._half, -1), self._sine)
         return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
+
+    def scale_queries(self, queries: Tensor) -> Tensor:
+        """Rotated queries [num_tokens, num_heads, head_dim] times their factors."""
+        return queries if self._query_factors is None else queries * self._query_factors

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from math import prod
 
+from torch import Tensor
+
 from worker_svc.model.description import ExpertsSpec, ModelDescription
 
 
@@ -12,17 +14,31 @@ from worker_svc.model.description import ExpertsSpec, ModelDescription
 class ExpertRows:
     """The rows `first` to `end` of one expert in a tensor of all experts."""
 
-    whole: tuple[int, int, int]
+    of_all: tuple[int, int, int]
     """The shape of that tensor: [experts, rows, inputs]."""
     expert: int
     first: int
     end: int
+    may_be_transposed: bool = False
+    """Whether a checkpoint may have that tensor as [experts, inputs, rows]."""
 
-    @property
-    def flat(self) -> range:
-        """The rows in the tensor seen as [experts * rows, inputs]."""
-        before = self.expert * self.whole[1]
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return self.of_all
+
+    def is_transposed(self, found: Sequence[int]) -> bool:
+        """Whether a tensor of the shape `found` is that tensor as [experts, inputs, rows]."""
+        experts, rows, inputs = self.of_all
+        return self.may_be_transposed and tuple(found) == (experts, inputs, rows) != self.of_all
+
+    def rows(self, found: Sequence[int]) -> range:
+        """Of a transposed tensor those of the whole expert."""
+        before = self.expert * found[1]
+        if self.is_transposed(found):
+            return range(before, before + found[1])
         return range(before + self.first, before + self.end)
+
+    def part_of(self, read: Tensor, found: Sequence[int]) -> Tensor:
+        return read[:, self.first : self.end].t().contiguous() if self.is_transposed(found) else read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,16 @@ class OneExpert:
 
     num_experts: int
     expert: int
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.num_experts, *shape)
+
+    def rows(self, found: Sequence[int]) -> range:
+        count = prod(found[1:-1])
+        return range(self.expert * count, (self.expert + 1) * count)
+
+    def part_of(self, read: Tensor, found: Sequence[int]) -> Tensor:
+        return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +68,24 @@ class StoredTensor:
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the tensor `name`, if the described one has this shape."""
-        match self.part:
-            case None:
-                return shape
-            case ExpertRows():
-                return self.part.whole
-            case OneExpert():
-                return (self.part.num_experts, *shape)
+        return shape if self.part is None else self.part.whole(shape)
 
     def rows(self, found: Sequence[int]) -> range | None:
-        """The rows of the described tensor in the tensor `name`, which has the shape `found` and is seen as [rows, size
-        of the last dimension]. None: all.
+        """What is read of the tensor `name`, which has the shape `found` and is seen as [rows, size of the last
+        dimension]. None: all.
         """
-        match self.part:
-            case None:
-                return None
-            case ExpertRows():
-                return self.part.flat
-            case OneExpert():
-                count = prod(found[1:-1])
-                return range(self.part.expert * count, (self.part.expert + 1) * count)
+        return None if self.part is None else self.part.rows(found)
+
+    def part_of(self, read: Tensor, found: Sequence[int]) -> Tensor:
+        """The described tensor, given these rows."""
+        return read if self.part is None else self.part.part_of(read, found)
 
     def is_stored_as(self, found: Sequence[int], shape: tuple[int, ...]) -> bool:
         """Whether the tensor `name` may have the shape `found`. Leading dimensions of 1 do not count: a single number
         may be stored without a dimension, and a bias with two.
         """
+        if isinstance(self.part, ExpertRows) and self.part.is_transposed(found):
+            return True
         return _without_leading_ones(found) == _without_leading_ones(self.whole(shape))
 
 
@@ -144,6 +163,8 @@ def _fused_weights(spec: ExpertsSpec) -> Iterator[tuple[str, list[tuple[str, Exp
             first = 0
             for stored in layer.stored:
                 end = first + sum(stored.outputs)
-                weights.append((f"{stored.name}.weight", ExpertRows(whole, expert, first, end)))
+                weights.append(
+                    (f"{stored.name}.weight", ExpertRows(whole, expert, first, end, spec.fused_may_be_transposed))
+                )
                 first = end
         yield fused, weights

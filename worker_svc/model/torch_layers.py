@@ -46,6 +46,8 @@ def attend(
     else:
         query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, spec)
         key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, spec)
+    if rotation is not None:
+        query = rotation.scale_queries(query)
     return attention(number, query, key, heads[:, num_rotated:], layer.sinks).flatten(1)
 
 

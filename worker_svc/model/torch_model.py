@@ -22,7 +22,7 @@ from worker_svc.model.description import ModelDescription
 from worker_svc.model.head import Head
 from worker_svc.model.linear import Linear
 from worker_svc.model.linear_weights import WeightParts
-from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes
+from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes, query_factors
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_latent import attend_latent
@@ -73,7 +73,8 @@ class TorchBody:
             indices: int64 [num_indices], of the tokens whose states are returned; None: of all.
         """
         rotations = [
-            Rotation(positions, frequencies, self.dtype, rope.attention_factor) for frequencies, rope in self._ropes
+            Rotation(positions, frequencies, self.dtype, rope.attention_factor, query_factors(rope, positions))
+            for frequencies, rope in self._ropes
         ]
         hidden = self._embed(token_ids, positions)
         for number, (layer, rope) in enumerate(zip(self._layers, self._rope_of_layers, strict=True)):

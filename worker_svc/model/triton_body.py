@@ -29,10 +29,10 @@ from worker_svc.gpu.device_attention import (
 )
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltBody, BuiltLayer, ExpertWeights
-from worker_svc.model.description import MlpKind, ModelDescription, Norm, NormKind
+from worker_svc.model.description import MlpKind, ModelDescription, Norm, NormKind, RopeConfig
 from worker_svc.model.device_formats import COMPUTED, Quantization
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.rope import inverse_frequencies, layer_ropes
+from worker_svc.model.rope import inverse_frequencies, layer_ropes, query_factors
 from worker_svc.model.support import check_computed, unsupported_reason
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
 from worker_svc.model.triton_latent import (
@@ -52,6 +52,8 @@ class _Rotation:
 
     frequencies: Tensor
     attention_factor: float
+    query_factors: Tensor | None
+    """Of rotated queries, by position: in the model's dtype [context_length, 1, 1]; None: queries stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class TritonBody:
     def __init__(self, description: ModelDescription, built: BuiltBody[Product, RowNorm, TritonExperts]) -> None:
         self.dtype = built.embedding.dtype
         self._embedding, self._positions, self._norm = built.embedding, built.positions, built.norm
-        self._layers = list(zip(built.layers, _rotations(description, built.embedding.device), strict=True))
+        self._layers = list(zip(built.layers, _rotations(description, self.dtype, self.device), strict=True))
         self._embedding_scale = None if built.embedding_scale == 1.0 else built.embedding_scale
 
     @property
@@ -207,13 +209,24 @@ def _refused_heads(description: ModelDescription) -> str | None:
     return unsupported_latents(description) if is_latent else unsupported_heads(description.layout.head_dim)
 
 
-def _rotations(description: ModelDescription, device: torch.device) -> list[_Rotation | None]:
+def _rotations(description: ModelDescription, dtype: torch.dtype, device: torch.device) -> list[_Rotation | None]:
     """The rotary positions of each layer; layers with the same ones share frequencies."""
     ropes, head_dim = layer_ropes(description), description.layout.head_dim
     rotations = [
-        _Rotation(inverse_frequencies(rope, head_dim).to(device), rope.attention_factor) for rope in ropes.distinct
+        _Rotation(
+            inverse_frequencies(rope, head_dim).to(device),
+            rope.attention_factor,
+            _query_factors(rope, description.context_length, dtype, device),
+        )
+        for rope in ropes.distinct
     ]
     return [None if index is None else rotations[index] for index in ropes.of_layers]
+
+
+def _query_factors(rope: RopeConfig, context_length: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """By position [context_length, 1, 1]; None: queries stay."""
+    factors = query_factors(rope, torch.arange(context_length))
+    return None if factors is None else factors[:, None, None].to(device, dtype)
 
 
 def _rotate_and_store(
@@ -227,7 +240,7 @@ def _rotate_and_store(
         return store_latents(layer.spec.attention, layer.latent, qkv, rotation.frequencies, factor, cache, inputs)
     if layer.spec.attention.has_joint_norms:
         _normalize_jointly(layer, qkv)
-    return rotary_store(
+    query = rotary_store(
         qkv,
         inputs.positions,
         None if rotation is None else rotation.frequencies,
@@ -239,6 +252,9 @@ def _rotate_and_store(
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
     )
+    if rotation is not None and rotation.query_factors is not None:
+        query *= rotation.query_factors[inputs.positions]
+    return query
 
 
 def _head_norm(layer: _Layer) -> HeadNorm | None:

@@ -110,9 +110,9 @@ class Checkpoint:
             )
         rows = stored.rows(found)
         self._num_begun += file.num_bytes(stored.name, rows)
-        tensor = self._read(file, stored.name, rows).view(shape)
+        tensor = self._read(file, stored.name, rows)
         self._num_read += tensor.nbytes
-        return tensor
+        return stored.part_of(tensor, found).view(shape)
 
     def _read(self, file: TensorFile, name: str, rows: range | None) -> Tensor:
         try:

@@ -17,7 +17,7 @@ from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 class RopeArgs(Structure):
     """`Rope` of rotary.h."""
 
-    _fields_ = (("frequencies", c_void_p), ("num_pairs", c_int64), ("factor", c_float))
+    _fields_ = (("frequencies", c_void_p), ("num_pairs", c_int64), ("factor", c_float), ("query_factors", c_void_p))
 
 
 class MlpArgs(Structure):

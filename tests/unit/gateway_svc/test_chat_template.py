@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, TemplateChat, load_chat_template
+from gateway_svc.chats import PromptEnd
 from gateway_svc.settings import BadSetting
 
 CHAT = TemplateChat([{"role": "user", "content": "<b>hi</b>"}])
@@ -51,6 +52,41 @@ def test_a_developer_is_the_system_unless_the_template_names_it(condition: str, 
     assert template.role("user") == "user"
 
 
+_OF_PARTS = "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}{% endfor %}"
+_OF_FIRST_PART = "{{ m['content'][0]['text'] }}"
+_OF_BOTH = f"{{% if m.content is string %}}={{{{ m.content }}}}{{% else %}}{_OF_PARTS}{{% endif %}}"
+_CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello "},
+    {"role": "assistant", "content": "Hi"},
+]
+
+
+@pytest.mark.parametrize(
+    ("system", "others", "expected"),
+    [
+        (_OF_PARTS, _OF_PARTS, "[Be brief.][Hello ][Hi]"),
+        (_OF_FIRST_PART, _OF_PARTS, "[Be brief.][Hello ][Hi]"),
+        ("{{ m.content | trim }}", _OF_PARTS, "[Be brief.][Hello ][Hi]"),
+        (_OF_BOTH, _OF_BOTH, "[=Be brief.][=Hello ][=Hi]"),
+        ("{{ raise_exception('no system') if m.content is string else m.content[0].text }}", _OF_BOTH, None),
+        ("", _OF_PARTS, "[][Hello ][Hi]"),
+    ],
+)
+def test_text_is_in_a_list_of_parts_for_messages_that_a_template_takes_only_so(
+    system: str, others: str, expected: str | None
+) -> None:
+    form = f"{{% if m.role == 'system' %}}{system}{{% else %}}{others}{{% endif %}}"
+    template = ChatTemplate(f"{{% for m in messages %}}[{form}]{{% endfor %}}", {})
+    assert template.render(TemplateChat(_CONVERSATION)) == (expected or "[Be brief.][=Hello ][=Hi]")
+
+
+def test_the_answer_of_a_template_that_takes_parts_continues() -> None:
+    template = ChatTemplate(f"{{% for m in messages %}}[{_OF_PARTS}]{{% endfor %}}", {})
+    continued = TemplateChat(_CONVERSATION, prompt_end=PromptEnd.CONTINUATION)
+    assert template.render(continued) == "[Be brief.][Hello ][Hi"
+
+
 def test_loop_controls_and_generation_blocks_are_known() -> None:
     assert render("{% for i in [1, 2] %}{% break %}{% endfor %}{% generation %}x{% endgeneration %}") == "x"
 
@@ -82,6 +118,25 @@ def test_a_file_of_its_own_holds_before_the_config(tmp_path: Path) -> None:
     template = load_chat_template(tmp_path)
     assert template is not None
     assert template.render(CHAT) == "newE"
+
+
+@pytest.mark.parametrize("others", [[], ["config"], ["config", "file"]], ids=str)
+def test_that_of_an_earlier_processor_holds_where_there_is_no_other(others: list[str], tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    if "config" in others:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "of the config"}))
+    if "file" in others:
+        (tmp_path / "chat_template.jinja").write_text("of the file")
+    template = load_chat_template(tmp_path)
+    assert template is not None
+    assert template.source == f"of the {others[-1] if others else 'processor'}"
+
+
+@pytest.mark.parametrize("content", ["[1]", "no JSON"])
+def test_a_processors_template_that_cannot_be_read_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(content)
+    with pytest.raises(ValueError, match=r"must be an object|Expecting value"):
+        load_chat_template(tmp_path)
 
 
 def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ async def test_truncation_and_padding_of_the_file_do_not_hold(model_directory: P
         ({"eos_token_id": 2}, {"eos_token_id": 1}, (2,)),
         ({}, {"eos_token_id": 1}, (1,)),
         (None, {"eos_token_id": [1]}, (1,)),
+        ({}, {"text_config": {"eos_token_id": [1, 5]}}, (1, 5)),
+        (None, {"eos_token_id": 2, "text_config": {"eos_token_id": 1}}, (2,)),
         (None, {"eos_token_id": -1}, ()),
         ({"eos_token_id": [2, -1]}, {}, (2,)),
         (None, {}, ()),

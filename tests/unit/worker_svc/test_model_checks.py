@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import dense_models
+import image_models
 import latent_models
 import llama_models
 import transformers_models
@@ -166,6 +167,24 @@ def test_tensors_of_all_experts_of_a_layer(tmp_path: Path) -> None:
     assert (
         f"the tensor {name} of the model in {tmp_path} is [4, 48, 160], not [4, 160, 48]" in of_model(tmp_path).problem
     )
+
+
+def test_a_model_that_also_takes_images(tmp_path: Path) -> None:
+    """Only the text model counts, and experts may be stored as Qwen stores them."""
+    image_models.save(tmp_path, image_models.VARIANTS["qwen3-vl-moe"]())
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    of_text = sum(tensor.numel() for name, tensor in tensors.items() if not name.startswith("model.visual."))
+    for change in (False, True):
+        finding = of_model(tmp_path)
+        assert (finding.status, "qwen3_vl_moe" in finding.found) == (Status.OK, True)
+        assert "computed by compiled kernels" in finding.found
+        assert num_parameters_of(tmp_path) == of_text
+        assert of_memory(tmp_path, dtype="float32").status is Status.OK
+        if not change:
+            experts = {name: tensor for name, tensor in tensors.items() if ".mlp.experts." in name}
+            tensors |= {name: tensor.transpose(1, 2).contiguous() for name, tensor in experts.items()}
+            save_file(tensors, path)
 
 
 def test_architectures_that_nothing_computes(model: Path) -> None:

@@ -427,7 +427,8 @@ private:
 
     // Whether a panel has all that its outputs become.
     bool rotates_in_product(const DecoderLayer& layer) const {
-        const bool is_whole = layer.rope < 0 || 2 * ropes_[layer.rope].num_pairs == model_.head_dim;
+        const bool is_whole =
+            layer.rope < 0 || (2 * ropes_[layer.rope].num_pairs == model_.head_dim && !ropes_[layer.rope].query_factors);
         return model_.has_paired_halves && is_whole && !layer.query_norm.exists() && !layer.key_norm.exists() && !model_.cache_scales;
     }
 
@@ -468,6 +469,7 @@ private:
         const int64_t dim = model_.head_dim, num_turned = model_.num_heads + model_.num_kv_heads;
         const int64_t num_pairs = layer.rope < 0 ? 0 : ropes_[layer.rope].num_pairs;
         const int64_t first_pair = layer.rope < 0 ? 0 : first_pairs_[layer.rope];
+        const float* query_factors = layer.rope < 0 ? nullptr : ropes_[layer.rope].query_factors;
         pool_.parallel_for_ranges(step.num_tokens, [&](int64_t i) { return begins_lines(slots_.data(), i); }, [&](int64_t token) {
             float* from = &qkv_[token * qkv_stride_];
             Element* query = &query_[token * query_stride_];
@@ -483,6 +485,10 @@ private:
                 if (!layer.has_joint_norms && !layer.norms_after_rotation) normalize_heads(head, norm, dim);
                 rotate(head, cosines, sines, num_pairs);
                 if (layer.norms_after_rotation) normalize_heads(head, norm, dim);
+            }
+            if (query_factors) {
+                const float factor = query_factors[step.positions[token]];
+                for (int64_t i = 0; i < query_stride_; ++i) from[i] *= factor;
             }
             for (int64_t i = 0; i < query_stride_; i += LANES) store_floats(query + i, load_floats(from + i));
             if (!slots_[token].exists()) return;

@@ -11,6 +11,7 @@ struct Rope {
     const float* frequencies;  // [num_pairs], radians per position
     int64_t num_pairs;
     float factor;  // of rotated dimensions
+    const float* query_factors;  // by position, of whole queries after their rotation; null: they stay
 };
 
 // The rotation by a position: cosines and sines [num_pairs].

@@ -187,6 +187,7 @@ def test_a_flag_that_is_not_served_is_refused_by_name(arguments: list[str], text
         (["--model", "a", "b"], {"QUIRE_MODEL": "b"}),
         (["m", "--port", "1", "--port=2"], {"QUIRE_MODEL": "m", "QUIRE_HTTP_PORT": "2"}),
         (["--disable-log-stats", "--max-log-len", "3", "m"], {"QUIRE_MODEL": "m"}),
+        (["--language-model-only", "m"], {"QUIRE_MODEL": "m"}),
         (["--http-port", "0", "--api-keys", "f"], {"QUIRE_HTTP_PORT": "0", "QUIRE_API_KEYS": "f"}),
         (["--max-num-batched-tokens", "1.5m"], {"QUIRE_MAX_STEP_TOKENS": "1500000"}),
     ],

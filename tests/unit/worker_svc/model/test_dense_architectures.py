@@ -231,6 +231,7 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("gemma3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
     ("smollm3", "the layer without positions", _positions_everywhere),
     ("smollm3", "the window", _attention(window=None)),
+    ("ministral3", "the factor of queries", _rope(query_beta=0.0)),
     ("olmo2", "norms that come after", _layers(_with_norms_before)),
     ("olmo2", "norms of queries and keys", _without_head_norms),
     ("olmo3", "the window", _attention(window=None)),

@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForImageTextToText
 
+import image_models
+import llama_models
 from bert_models import save_classifier
 from llama_models import VARIANTS
 from transformers_models import VARIANTS as OTHERS
@@ -40,6 +43,36 @@ def test_what_is_kept_of_an_encoder(architecture: str, tmp_path: Path, monkeypat
     assert described == describe_any(read_config(tmp_path))
     monkeypatch.setattr(description_cache, "read_config", None)
     assert any_description_of(tmp_path) == described
+
+
+def test_what_is_kept_of_a_model_that_also_takes_images(
+    save_model: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = save_model(image_models.VARIANTS["qwen3-vl-moe"](), kind=AutoModelForImageTextToText)
+    described = description_of(directory)
+    assert described == describe(read_config(directory))
+    monkeypatch.setattr(description_cache, "read_config", None)
+    assert description_of(directory) == described
+
+
+def test_a_changed_architecture_of_a_text_model_invalidates_the_cache(
+    save_model: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = save_model(image_models.VARIANTS["llava"](), kind=AutoModelForImageTextToText)
+    find, described = architecture._registry.find, describe(llama_models.VARIANTS["llama"]())
+    assert described is not None
+    source = tmp_path / "theirs.py"
+    for length in (77, 78):
+        source.write_text(str(length))
+        theirs = Architecture(str(source), "LlamaForCausalLM", lambda config: replace(described, context_length=length))  # noqa: B023
+        monkeypatch.setattr(
+            architecture._registry,
+            "find",
+            lambda name, theirs=theirs: theirs if name == "llama" else find(name),
+        )
+        made = description_of(directory)
+        assert made is not None
+        assert made.context_length == length
 
 
 def test_another_config_is_described(save_model: Save) -> None:

@@ -1,0 +1,5 @@
+"""SmolVLM: the text model is that of SmolLM2."""
+
+from worker_svc.model.architecture import Architecture
+
+ARCHITECTURE = Architecture.of_text_model(__file__, "SmolVLM")
