@@ -62,7 +62,8 @@ class ReasoningFormat:
     `answer` are two markers around what follows, or none; an answer without them is one too. With `channels` the turn
     is read by the headers of its messages: then the markers are texts of several, as a model usually writes them, and
     `next` is what stands between two messages. `preamble` begins text before calls, if another marker does. `heading`
-    is a word after `begin` that is no part of the reasoning.
+    is a word after `begin` that is no part of the reasoning. A template with the text `unless` has the markers for
+    something else.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ReasoningFormat:
     next: str = ""
     preamble: str = ""
     heading: str = ""
+    unless: str = ""
     channels: Channels | None = None
 
     @property
