@@ -216,7 +216,7 @@ _TOOL_FORMATS = (
 )
 
 _REASONING_FORMATS = (
-    ReasoningFormat("hunyuan_a13b", "<think>", "</think>", answer=("<answer>", "</answer>")),
+    ReasoningFormat("hunyuan_a13b", "<think>", "</think>", answer=("<answer>", "</answer>"), marks_each_answer=True),
     # Granite 3.3, ERNIE 4.5. MiniMax's templates write results of calls between the same markers.
     ReasoningFormat(
         "granite", "<think>", "</think>", answer=("<response>", "</response>"), unless="<minimax:tool_call>"
@@ -226,7 +226,11 @@ _REASONING_FORMATS = (
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("longcat", "<longcat_think>", "</longcat_think>"),
     ReasoningFormat(
-        "cohere", "<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        "cohere",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        marks_each_answer=True,
     ),
     ReasoningFormat("gemma4", "<|channel>", "<channel|>", heading="thought"),
     ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),

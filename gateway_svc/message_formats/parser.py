@@ -61,7 +61,8 @@ class MessageParser:
         self._hidden = frozenset(hidden_tokens)
         self._source = TurnSource(self._control_markers, self._hidden)
         self._writer = EventWriter(self._source)
-        self._ignored: tuple[str, ...] = ()
+        reasoning = self._format.reasoning
+        self._ignored = reasoning.answer[:1] if reasoning is not None and reasoning.marks_each_answer else ()
         """The marker around the answer that may come next."""
         self._channels = self._format.channels
         self._turn = (
