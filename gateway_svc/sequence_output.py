@@ -162,7 +162,8 @@ class SequenceOutput:
         ending = self._start.ending if self.num_sent_tokens == self._start.num_tokens else EndDelivery.MISSING
         last = self._next_chunk() if ending is EndDelivery.MISSING else None
         # Text that was held back may be a call, so the reason to finish is known after it.
-        self._turn.end(last)
+        matched = finish.matched
+        self._turn.end(last, matched if isinstance(matched, int) and not self._includes_stop else None)
         if self._turn.is_calling and finish.reason is FinishReason.STOP:
             finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
         self.finish = finish

@@ -71,10 +71,12 @@ class SequenceTurn:
         self._add(self._feed(due), chunk)
         self.num_reasoning_tokens += was_reasoning and self._parser.in_reasoning
 
-    def end(self, chunk: Chunk | None) -> None:
-        """Adds what was held back, when no more tokens follow."""
+    def end(self, chunk: Chunk | None, last_token: int | None) -> None:
+        """Adds what was held back, when no more tokens follow. `last_token` is the one that ended the sequence, if it
+        was not pushed."""
         events = self._feed(self._text.flush())
-        self._add([*events, *self._parser.feed(self._held), *self._parser.end()], chunk)
+        literal = "" if last_token is None else self._markers.get(last_token, "")
+        self._add([*events, *self._parser.feed(self._held), *self._parser.end(literal)], chunk)
 
     def _feed(self, due: str) -> list[MessageEvent]:
         """The events of more text, up to a marker that is not due as a whole."""
@@ -141,7 +143,7 @@ class TextTurn:
     def push(self, token_id: int, chunk: Chunk | None) -> None:
         self._add(self._text.push(token_id), chunk)
 
-    def end(self, chunk: Chunk | None) -> None:
+    def end(self, chunk: Chunk | None, last_token: int | None) -> None:
         self._add(self._text.flush(), chunk)
 
     def _add(self, text: str, chunk: Chunk | None) -> None:

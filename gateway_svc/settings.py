@@ -88,8 +88,8 @@ class GatewaySettings(InnerSettings):
     )
     chat_template_kwargs: str | None = Field(
         None,
-        description="JSON object of variables that the chat template has where a chat does not give them, such as "
-        '{"enable_thinking": false}',
+        description='JSON object of default variables of the chat template, such as {"enable_thinking": false}; those '
+        "of a chat replace them",
     )
     chat_roles: ChatRoles | None = Field(
         None,

@@ -29,6 +29,7 @@ from svc_common.supervisor.vllm_flag_table import FLAGS
 from svc_common.supervisor.vllm_flags import (
     GIVEN_KEYS,
     FlagRefused,
+    JsonObject,
     Refused,
     Value,
     Values,
@@ -47,6 +48,8 @@ _FROM_VARIABLES = NAMES | {"unknown_fields"}
 
 _FLAGS: Mapping[str, VllmFlag] = {
     name.removeprefix("--").replace("-", "_"): flag for flag in FLAGS for name in (flag.name, *flag.aliases)
+} | {  # a setting may have an object too where its flag has another name
+    flag.variable.removeprefix("QUIRE_").lower(): flag for flag in FLAGS if isinstance(flag, JsonObject)
 }
 # All prompts of a call are queued at once, and nobody else waits.
 _UNBOUNDED = AdmissionLimits(max_requests=2**62, max_tokens=2**62, max_tenant_requests=2**62, max_tenant_tokens=2**62)

@@ -75,8 +75,9 @@ def _parse_header(source: TurnSource, channels: Channels, writer: EventWriter) -
         parts.append(end or unit)
     text = "".join(f" {part} " if part in markers else part for part in parts)
     _, _, channel = text.rpartition(f" {channels.channel} ")
-    recipient = re.search(rf"(?<!\S){re.escape(channels.recipient)}(\S+)", text)
-    return _Header(next(iter(channel.split()), ""), "" if recipient is None else recipient[1])
+    # Where there are two, the one after the channel counts: grammars have only that one.
+    recipients = re.findall(rf"(?<!\S){re.escape(channels.recipient)}(\S+)", text)
+    return _Header(next(iter(channel.split()), ""), recipients[-1] if recipients else "")
 
 
 def _function(header: _Header, channels: Channels, tools: Mapping[str, Tool]) -> str | None:

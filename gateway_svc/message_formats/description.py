@@ -59,19 +59,23 @@ class Channels:
 class ReasoningFormat:
     """Reasoning stands first in a turn, between two markers. A template may write `begin` at the end of the prompt.
 
-    `answer` are two markers around what follows, or none; an answer without them is one too. With `channels` the turn
-    is read by the headers of its messages: then the markers are texts of several, as a model usually writes them, and
-    `next` is what stands between two messages. `preamble` begins text before calls, if another marker does. `heading`
-    is a word after `begin` that is no part of the reasoning.
+    `answer` are two markers around what follows, or none; an answer without them is one too. With `marks_each_answer`
+    they may also come without reasoning, which a template may write into the prompt; otherwise they are text there.
+    With `channels` the turn is read by the headers of its messages: then the markers are texts of several, as a model
+    usually writes them, and `next` is what stands between two messages. `preamble` begins text before calls, if another
+    marker does. `heading` is a word after `begin` that is no part of the reasoning. A template with the text `unless`
+    has the markers for something else.
     """
 
     name: str
     begin: str
     end: str
     answer: tuple[str, ...] = ()
+    marks_each_answer: bool = False
     next: str = ""
     preamble: str = ""
     heading: str = ""
+    unless: str = ""
     channels: Channels | None = None
 
     @property

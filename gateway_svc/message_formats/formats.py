@@ -216,15 +216,21 @@ _TOOL_FORMATS = (
 )
 
 _REASONING_FORMATS = (
-    ReasoningFormat("hunyuan_a13b", "<think>", "</think>", answer=("<answer>", "</answer>")),
-    # Granite 3.3, ERNIE 4.5.
-    ReasoningFormat("granite", "<think>", "</think>", answer=("<response>", "</response>")),
+    ReasoningFormat("hunyuan_a13b", "<think>", "</think>", answer=("<answer>", "</answer>"), marks_each_answer=True),
+    # Granite 3.3, ERNIE 4.5. MiniMax's templates write results of calls between the same markers.
+    ReasoningFormat(
+        "granite", "<think>", "</think>", answer=("<response>", "</response>"), unless="<minimax:tool_call>"
+    ),
     # DeepSeek, Qwen3, QwQ, SmolLM3 and many others.
     ReasoningFormat("think", "<think>", "</think>"),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("longcat", "<longcat_think>", "</longcat_think>"),
     ReasoningFormat(
-        "cohere", "<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        "cohere",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        marks_each_answer=True,
     ),
     ReasoningFormat("gemma4", "<|channel>", "<channel|>", heading="thought"),
     ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
@@ -278,7 +284,7 @@ def choose_format(
     if reasoning == AUTO:
         # Where a template does not write `begin`, the model does.
         shown = (one for one in _REASONING_FORMATS if all(sign in template for sign in (one.end, *one.answer)))
-        chosen_reasoning = next(shown, None)
+        chosen_reasoning = next((one for one in shown if not one.unless or one.unless not in template), None)
     chosen = MessageFormat(chosen_tools, chosen_reasoning)
     if not chosen.is_consistent and tools == AUTO:
         of_channels = (one for one in _TOOL_FORMATS if MessageFormat(one, chosen_reasoning).is_consistent)

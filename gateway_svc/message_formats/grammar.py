@@ -99,7 +99,11 @@ class TurnGrammar:
         Raises UnsupportedParameters. Schemas are not checked: llguidance does that when it compiles the grammar. They
         are as deep as Python's recursion allows.
         """
-        rules = {"start": f"{self._reasoning()} turn".strip(), **self._turn(), "TEXT": r"/(?s:.*)/"}
+        turn = self._turn()
+        start = f"{self._reasoning()} turn".strip()
+        if "plain" in turn and self.reasoning is not ReasoningRule.OPEN:
+            start += " | plain"
+        rules = {"start": start, **turn, "TEXT": r"/(?s:.*)/"}
         if self.reasoning is not ReasoningRule.NONE:
             rules |= self._reasoning_rules()
         lark = "".join(f"{name}: {body}\n" for name, body in rules.items())
@@ -132,6 +136,9 @@ class TurnGrammar:
 
     def _turn(self) -> dict[str, str]:
         text = "TEXT" if self.answer is None else f"@{_ANSWER}"
+        reasoning = self.message_format.reasoning
+        if reasoning is not None and reasoning.next:
+            return self._messages(text)
         text = f"{text} | {self._marked(text)}" if self._has_marked_text else text
         if self.calls is CallRule.NONE:
             return {"turn": text}
@@ -143,6 +150,26 @@ class TurnGrammar:
         if self.answer is not None:
             return {"turn": f"calls | {text}", **rules}
         return {**self._text_and_calls(tools.calls, text), **rules}
+
+    def _messages(self, text: str) -> dict[str, str]:
+        """The rest of a turn of messages, of which each has its markers; and `plain`, what the turn may be without
+        them: text that the prompt begins."""
+        marked = self._marked(text)
+        if self.calls is CallRule.NONE:
+            return {"turn": marked, "plain": text}
+        tools = self.message_format.tools
+        assert tools is not None, "only a model with a format has calls"
+        rules = self._call_rules(tools.calls)
+        if self.calls is CallRule.REQUIRED:
+            return {"turn": "calls", **rules}
+        if self.answer is not None:
+            return {"turn": f"calls | {marked}", "plain": text, **rules}
+        return {
+            "turn": f"({self._preamble()})? calls | {marked}",
+            "plain": "head more_calls | TEXT",
+            **self._until("head", tools.calls.begins[0]),
+            **rules,
+        }
 
     @property
     def _has_marked_text(self) -> bool:

@@ -61,7 +61,8 @@ class MessageParser:
         self._hidden = frozenset(hidden_tokens)
         self._source = TurnSource(self._control_markers, self._hidden)
         self._writer = EventWriter(self._source)
-        self._ignored: tuple[str, ...] = ()
+        reasoning = self._format.reasoning
+        self._ignored = reasoning.answer[:1] if reasoning is not None and reasoning.marks_each_answer else ()
         """The marker around the answer that may come next."""
         self._channels = self._format.channels
         self._turn = (
@@ -91,13 +92,18 @@ class MessageParser:
             self._feed_text(text)
         return self._writer.take()
 
-    def end(self) -> list[MessageEvent]:
+    def end(self, last_token: str = "") -> list[MessageEvent]:
         """The last events, when no more output follows. What may have become a marker or a call is text.
 
-        The end of a call that was cut is among them. Of a header without its end there is nothing.
+        The end of a call that was cut is among them. Of a header without its end there is nothing. `last_token` is the
+        literal of the token that ended the output, which was not fed: after the header of a call, it ends a call
+        without arguments.
         """
+        channels, in_header = self._channels, self._writer.in_header
+        if channels is not None and in_header and self._source.last == channels.message and last_token in channels.ends:
+            self._turn.send(ControlMarker(last_token))
         rest = self._source.reject()
-        if self._channels is not None and self._writer.in_header and is_header_beginning(rest, self._channels):
+        if channels is not None and self._writer.in_header and is_header_beginning(rest, channels):
             rest = ""
         if self._writer.in_reasoning:
             self._writer.write_reasoning(rest)

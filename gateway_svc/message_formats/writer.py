@@ -113,7 +113,7 @@ class _Prose:
         self._is_after_marker = True
 
     def divide(self) -> None:
-        if self._has_begun:
+        if self._has_begun and self._divider is None:
             self._divider = self._event("\n", 0)
 
     def flush(self) -> None:

@@ -38,20 +38,25 @@ def _arguments(path: Path) -> Iterator[str]:
     if not isinstance(flags, dict):
         raise FlagRefused(f"{FLAG}: {path} must have flags without dashes, such as max-model-len: 4096")
     for key, value in flags.items():
-        # As in vLLM, a switch that is false is as one that is not there.
-        if value is not False:
-            yield f"--{key}"
-            yield from _values(f"{FLAG}: {path}: {key}", value)
+        where = f"{FLAG}: {path}: {key}"
+        match value:
+            case True:
+                yield f"--{key}"
+            case False:  # as in vLLM, a switch that is false is as one that is not there
+                pass
+            case list():
+                yield from (f"--{key}", *(_text(where, one) for one in value))
+            case _:
+                yield f"--{key}={_text(where, value)}"
 
 
-def _values(where: str, value: Any) -> list[str]:
+def _text(where: str, value: Any) -> str:
     match value:
-        case True:
-            return []
-        case list():
-            return [text for one in value for text in _values(where, one)]
         case dict():
-            return [json.dumps(value)]
-        case str() | int() | float():
-            return [str(value)]
-    raise FlagRefused(f"{where} must be a text, a number, true, false, a list or an object, not {value!r}")
+            try:
+                return json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise FlagRefused(f"{where} cannot be written as JSON: {error}") from None
+        case str() | int() | float() if not isinstance(value, bool):
+            return str(value)
+    raise FlagRefused(f"{where} must be a text, a number, true, false, an object or a list of these, not {value!r}")

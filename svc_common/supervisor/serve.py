@@ -12,7 +12,7 @@ from pathlib import Path
 from svc_common.settings import InvalidSettings, name_settings, parse_settings
 from svc_common.supervisor.__main__ import run
 from svc_common.supervisor.console import Console
-from svc_common.supervisor.flag_file import split_files
+from svc_common.supervisor.flag_file import FLAG, split_files
 from svc_common.supervisor.planned_roles import check_planned_roles
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
@@ -34,8 +34,11 @@ OTHER_FLAGS = tuple(name.replace("_", "-") for name in SupervisorSettings.model_
 
 def read_arguments(arguments: Sequence[str]) -> CommandLine:
     """What a command line sets. The first of its arguments that are no flags is MODEL. Raises FlagRefused."""
-    of_file, others = split_files(arguments)
-    line = read_flags(others, FLAGS, OTHER_FLAGS, before=read_flags(of_file, FLAGS, OTHER_FLAGS))
+    in_file, others = split_files(arguments)
+    of_file = read_flags(in_file, FLAGS, OTHER_FLAGS)
+    if of_file.positional:
+        raise FlagRefused(f"{FLAG}: {of_file.positional[0]} is the value of no flag: its flag has one value or none")
+    line = read_flags(others, FLAGS, OTHER_FLAGS, before=of_file)
     if line.positional:
         line.set("MODEL", {"QUIRE_MODEL": line.positional[0]})
     return line

@@ -160,7 +160,8 @@ def joined(*chunks: Chunk) -> tuple[str, str, list[ToolCallDelta]]:
 
 def test_the_tokens_of_text_are_not_those_of_headers() -> None:
     """Two messages of text are divided by a line break that no token has."""
-    written = "<|channel|>commentary<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    thought = "<|end|><|start|>assistant<|channel|>analysis<|message|>Hm."
+    written = f"<|channel|>commentary<|message|>So.{thought}<|end|><|start|>assistant<|channel|>final<|message|>Yes."
     tokenizer = CALLING_FAMILIES["gpt-oss"].tokenizer
     token_ids = tokenizer.encode(written, add_special_tokens=False).ids
     made = rendering("gpt-oss", logprobs=0)
@@ -171,6 +172,22 @@ def test_the_tokens_of_text_are_not_those_of_headers() -> None:
     assert "".join(chunk.text for chunk in chunks) == "So.\nYes."
     named = [token_ids[token] for chunk in chunks for token in chunk.text_tokens]
     assert tokenizer.decode(named, skip_special_tokens=False) == "So.Yes."
+
+
+@pytest.mark.parametrize("stop_text", StopText)
+def test_the_token_that_ends_an_answer_ends_a_call_without_arguments(stop_text: StopText) -> None:
+    tokenizer = CALLING_FAMILIES["gpt-oss"].tokenizer
+    header = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    token_ids = tokenizer.encode(f"{header}<|call|>", add_special_tokens=False).ids
+    made = rendering("gpt-oss", stop_text=stop_text)
+
+    def given(tokens: list[int], end: scheduler_v1.SequenceEnd) -> tuple[FinishReason, str, list[str]]:
+        (whole,) = merge_chunks(given_out("gpt-oss", made, steps(tokens, [1] * len(tokens), end)))
+        assert whole.finish is not None
+        return whole.finish.reason, whole.text, [call.arguments for call in whole.tool_calls]
+
+    assert given(token_ids, stop_end(token_ids[-1])) == (FinishReason.TOOL_CALLS, "", ["{}"])
+    assert given(token_ids[:-1], length_end()) == (FinishReason.LENGTH, "", [])
 
 
 def test_ids_are_the_same_everywhere_and_differ_between_calls_sequences_and_requests() -> None:

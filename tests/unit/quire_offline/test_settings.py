@@ -27,6 +27,12 @@ def test_each_part_has_its_settings(tmp_path: Path) -> None:
     assert settings.limits.policy == "fcfs"
 
 
+@pytest.mark.parametrize("value", [{"depth": 2}, '{"depth": 2}'])
+def test_variables_of_the_template_are_an_object_or_its_json(value: Any) -> None:
+    for argument in ("chat_template_kwargs", "default_chat_template_kwargs"):
+        assert OfflineSettings.of({argument: value}).model.chat_template_kwargs == '{"depth": 2}'
+
+
 def test_settings_that_are_not_given_have_the_values_of_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_NUM_BLOCKS", "9")
     assert OfflineSettings.of({}).worker.num_blocks == 9

@@ -81,6 +81,7 @@ def test_a_template_without_known_signs_has_no_format(source: str) -> None:
         ("thoughts between <think></think>, response between <response></response>", "granite"),
         (CALLING_FAMILIES["gpt-oss"].source, "harmony"),
         (CALLING_FAMILIES["seed-oss"].source, "seed_oss"),
+        (CALLING_FAMILIES["minimax m2"].source, "think"),
         ("{{ content.split('</think>') }} <answer>{{ x }}</answer>", "hunyuan_a13b"),
         ("<longcat_think>{{ x }}</longcat_think>", "longcat"),
         ("{{- '<|channel>thought\\n' }}{{- '<channel|>' }}", "gemma4"),

@@ -207,6 +207,23 @@ def test_an_answer_of_another_grammar_stands_for_text(kind: str) -> None:
     assert not vocabulary.begins(without_calls, "<think>x</think>\nText")
 
 
+@pytest.mark.parametrize("rule", [ReasoningRule.OPEN, ReasoningRule.OPTIONAL])
+@pytest.mark.parametrize("answer", [None, 'start: %json {"type": "array", "items": false}'])
+def test_after_reasoning_each_message_has_its_header(answer: str | None, rule: ReasoningRule) -> None:
+    vocabulary = VOCABULARIES["tokens"]
+    begin = "" if rule is ReasoningRule.OPEN else "<|channel|>analysis<|message|>"
+    thought = f"{begin}Hm.<|end|><|start|>assistant"
+    call = written("harmony", ("get_time", {}))
+    for calls in (CallRule.NONE, CallRule.AUTO):
+        grammar = grammar_of("harmony", "tokens", calls, reasoning=rule, answer=answer)
+        assert vocabulary.admits(grammar, f"{thought}<|channel|>final<|message|>[]")
+        assert not vocabulary.admits(grammar, f"{thought}[]")
+        assert not vocabulary.begins(grammar, f"{thought}Text<|channel|>")
+        assert vocabulary.admits(grammar, thought + call) is (calls is CallRule.AUTO)
+        # Without reasoning the prompt may begin the text.
+        assert vocabulary.admits(grammar, "[]") is (rule is ReasoningRule.OPTIONAL)
+
+
 _TREE = Tool("tree", {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}})
 _SCHEMAS: dict[str, tuple[Any, list[str]]] = {
     "object": ({"type": "object"}, ["{}", '{"name": "Ann"}', '{"name": "get_time", "a": {"b": []}}', '{"names": 1}']),

@@ -354,6 +354,7 @@ enable-lora: false
 override-generation-config: {temperature: 0.5}
 default-chat-template-kwargs.depth: 2
 served-model-name: [chat, qwen]
+chat-template: -{{ messages }}
 """
 
 
@@ -368,6 +369,7 @@ def test_a_file_has_flags_and_those_of_the_command_win(tmp_path: Path) -> None:
         "QUIRE_CUDA_GRAPHS": "0",
         "QUIRE_OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.5}',
         "QUIRE_CHAT_TEMPLATE_KWARGS": '{"depth": 2}',
+        "QUIRE_CHAT_TEMPLATE": "-{{ messages }}",
     }
     assert serve.variables_of(["--config", str(path)]) == of_file
     arguments = ["other", "--port", "1", f"--config={path}", "--override-generation-config.top_p", "1"]
@@ -390,6 +392,12 @@ def test_a_file_has_flags_and_those_of_the_command_win(tmp_path: Path) -> None:
         ("prot: 1", "--prot is not known: did you mean --port"),
         ("enable-lora: true", "--enable-lora is not served"),
         ("config: other.yaml", "--config is no flag of a file"),
+        ('enforce-eager: "true"', "--enforce-eager has no value"),
+        ("port: [1, 2]", "--config: 2 is the value of no flag"),
+        ("served-model-name: [chat, true]", "served-model-name must be a text, .*, not True"),
+        ("default-chat-template-kwargs: {date: 2026-01-01}", "kwargs cannot be written as JSON: .* date"),
+        ("default-chat-template-kwargs: {depth: .nan}", "kwargs cannot be written as JSON: "),
+        ("default-chat-template-kwargs: &a {depth: *a}", "kwargs cannot be written as JSON: Circular"),
         ("!!python/object/apply:os.getcwd []", "cannot be read: "),
     ],
 )
