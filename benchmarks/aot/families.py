@@ -55,8 +55,9 @@ def _family_of(model_type: str) -> tuple[dict[str, Any], AnyDescription] | None:
         return None
     config: Any = AutoConfig.for_model(name, **_OTHER_SIZES.get(model_type, {}))
     config.num_hidden_layers = 2
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[-2:]
+    for kinds in ("layer_types", "mlp_layer_types"):
+        if getattr(config, kinds, None):
+            setattr(config, kinds, getattr(config, kinds)[-2:])
     config.architectures = [architecture.class_name]
     try:
         description = describe_any(config)
