@@ -32,6 +32,11 @@ class MxWeight:
     scales: Tensor
     """float8_e8m0fnu [outputs, groups]."""
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Groups are whole: of a model whose inputs are no multiple of 32, the size is another one."""
+        return len(self.blocks), self.blocks.shape[1] * _GROUP
+
     def outputs(self, start: int, stop: int) -> "MxWeight":
         return self.strided(slice(start, stop))
 

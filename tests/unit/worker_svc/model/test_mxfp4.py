@@ -215,6 +215,22 @@ def test_tensors_that_do_not_match_are_named(
         make_runner(tmp_path)
 
 
+def test_inputs_that_are_no_whole_groups_are_refused(directories: tuple[Path, Path], tmp_path: Path) -> None:
+    """Tensors of a width of 80 have as many groups as those of 96."""
+    packed, _ = directories
+    tensors, narrow = load_file(packed / "model.safetensors"), 80
+    for name, tensor in tensors.items():
+        if "gate_up_proj" in name:
+            tensors[name] = tensor[:, : 2 * narrow].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text()) | {"intermediate_size": narrow}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = "the weight of model.layers.0.mlp.experts.0.down_proj is [64, 96], not [64, 80]"
+    for kernels in ("torch", "compiled"):
+        with pytest.raises(UnsupportedModel, match=re.escape(message)):
+            make_runner(tmp_path, kernels)
+
+
 def test_a_field_of_another_kind_is_named() -> None:
     with pytest.raises(UnsupportedModel, match=r"modules_to_not_convert: must be a list of names, not 7"):
         FORMAT({"modules_to_not_convert": 7})
