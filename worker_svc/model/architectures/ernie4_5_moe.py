@@ -30,7 +30,7 @@ def _describe(config: Any) -> ModelDescription | None:
     if dense is None:
         return None
     step, last = config.moe_layer_interval, config.moe_layer_end_index
-    layers = range(config.moe_layer_start_index, min(last + 1, config.num_hidden_layers))
+    layers = range(max(0, config.moe_layer_start_index), min(last + 1, config.num_hidden_layers))
     sparse = [number for number in layers if (number + 1) % step == 0]
     # As transformers' modules call it.
     renamed = [(f"model.layers.{number}.mlp.gate.moe_", f"model.layers.{number}.mlp.moe_") for number in sparse]
