@@ -18,6 +18,8 @@ from worker_svc.model.formats._fields import Fields
 from worker_svc.model.formats._grouped import require_dtype
 from worker_svc.model.weight_format import BlockCodes
 
+STORED_ENDINGS = "_blocks", "_scales"
+"""Last parts of the names of stored tensors: of codes, and of scales."""
 _GROUP = 32  # inputs
 _BYTES = _GROUP // 2
 

@@ -31,6 +31,7 @@ from worker_svc.model.device_formats import Quantization
 from worker_svc.model.formats.mxfp4 import FORMAT
 from worker_svc.model.weight_format import StridedWeight, block_codes
 from worker_svc.model_checks import read_model
+from worker_svc.model_fit import read_weight_sizes
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import SamplingParams
 
@@ -141,6 +142,14 @@ def test_the_triton_kernels_keep_the_same_numbers(directories: tuple[Path, Path]
     by_compiled = _logprobs(packed, "compiled", weights=MatrixFormat.W4A16)
     by_triton = _logprobs(packed, "triton", quantization=Quantization.W4A16)
     assert (by_triton - by_compiled).norm() < 0.05 * (by_compiled - by_compiled.mean()).norm()
+
+
+def test_memory_is_that_of_unpacked_experts_where_their_codes_are_not_kept(directories: tuple[Path, Path]) -> None:
+    packed, dense = map(read_weight_sizes, directories)
+    assert packed.num_bytes(torch.bfloat16) == dense.num_bytes(torch.bfloat16)
+    rounded = packed.num_bytes(torch.bfloat16, "int8")
+    assert packed.block_bytes == 0.625 * packed.block_numbers
+    assert dense.num_bytes(torch.bfloat16, "int8") - rounded == 0.375 * packed.block_numbers
 
 
 def _weight(outputs: int = 6, groups: int = 3) -> tuple[Any, Tensor]:
