@@ -82,6 +82,7 @@ class MlpSpec:
     activation: Activation = Activation.SILU
 
     def __post_init__(self) -> None:
+        require(self.width > 0, "width", "above 0")
         outputs = (self.width,) * (2 if self.kind is MlpKind.GATED else 1)
         require(self.gate_up.outputs == outputs, "gate_up", f"of the outputs {outputs}")
         is_fit = self.kind is MlpKind.GATED or self.activation is not Activation.SWIGLU_OAI

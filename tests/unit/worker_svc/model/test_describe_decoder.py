@@ -160,6 +160,11 @@ def test_a_window_of_no_keys_is_refused() -> None:
         describe(MistralConfig(**_SIZES, sliding_window=0))
 
 
+def test_an_mlp_of_no_width_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="width: must be above 0"):
+        describe(MistralConfig(**_SIZES | {"intermediate_size": 0}))
+
+
 @pytest.mark.parametrize(
     ("make", "field"),
     [
