@@ -8,7 +8,7 @@ from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.describe_experts import ExpertForm, with_experts
 from worker_svc.model.description import ModelDescription
 
-# A sum of weights below the config's smallest one would be replaced by it: with the usual 1e-12 it never is.
+# transformers divides by `moe_norm_min` where the sum of weights is smaller, which it is not with the usual 1e-12.
 _SMALLEST_SUM = 1e-6
 
 
