@@ -25,6 +25,7 @@ from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.formats._gguf_blocks import BlockType
 from worker_svc.model.formats.gguf import BLOCKS, GgufFormat
+from worker_svc.model.formats.mxfp4 import STORED_ENDINGS as MXFP4_ENDINGS
 from worker_svc.model.formats.mxfp4 import Mxfp4Format
 from worker_svc.model.stored_linear import StoredCodes
 from worker_svc.model.support import unsupported_reason
@@ -56,7 +57,7 @@ class WeightSizes:
     packed_bytes: int = 0
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
     block_numbers: int = 0
-    """Numbers of matrices in blocks of GGUF, the head included."""
+    """Numbers of matrices in blocks of GGUF, the head included, and in MXFP4."""
     block_bytes: int = 0
     """What they take with their own codes."""
     head_block_numbers: int = 0
@@ -96,11 +97,14 @@ def read_weight_sizes(directory: Path) -> WeightSizes:
         with open_weights(path) as file:
             names = list(file.keys())
             blocks = _block_types(directory, names)
+            is_mxfp4 = any(map(_is_mxfp4, names)) and isinstance(format_of(directory), Mxfp4Format)
             is_tied = not any(name.startswith("lm_head.") for name in names)
             for name in names:
                 tensor = file.get_slice(name)
                 if name in blocks:
                     sizes += _sizes_of_blocks(name, prod(tensor.get_shape()), blocks[name], is_tied=is_tied)
+                elif is_mxfp4 and _is_mxfp4(name):
+                    sizes += _sizes_of_mxfp4(name, prod(tensor.get_shape()))
                 else:
                     sizes += _sizes_of_numbers(name, tensor.get_shape(), tensor.get_dtype())
     return sizes
@@ -117,6 +121,17 @@ def _sizes_of_blocks(name: str, stored_bytes: int, kind: BlockType, *, is_tied: 
     if name.startswith("lm_head."):
         return WeightSizes(block_numbers=numbers, block_bytes=held, head_block_numbers=numbers, head_block_bytes=held)
     return WeightSizes(block_numbers=numbers, block_bytes=held)
+
+
+def _is_mxfp4(name: str) -> bool:
+    return name.endswith(MXFP4_ENDINGS)
+
+
+def _sizes_of_mxfp4(name: str, stored_bytes: int) -> WeightSizes:
+    """The sizes of one tensor of MXFP4. Scales are counted with their codes."""
+    codes, _ = MXFP4_ENDINGS
+    numbers = 2 * stored_bytes if name.endswith(codes) else 0
+    return WeightSizes(block_numbers=numbers, block_bytes=int(numbers * CodeForm(4, DEFAULT_GROUP).bytes_held))
 
 
 def _sizes_of_numbers(name: str, shape: Sequence[int], stored: str) -> WeightSizes:

@@ -205,6 +205,7 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gpt2-cross-attention": lambda: GPT2Config(**_GPT2, add_cross_attention=True),
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),
+    "gpt-neox-of-two-sizes-of-heads": lambda: GPTNeoXConfig(**_GPT_NEOX | {"head_dim": 16}),
     "gpt-neox-dynamic": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
     "cohere-with-norms-of-heads": lambda: CohereConfig(**_SIZES, use_qk_norm=True),
     "cohere-without-logits": lambda: CohereConfig(**_SIZES, logit_scale=0.0),

@@ -32,7 +32,7 @@ _BLOCK_SIZE = 16
 def unsupported_reason(description: EncoderDescription, dtype: torch.dtype) -> str | None:
     """Why the compiled kernels do not support an encoder; None: they do."""
     if len({(layer.mlp.width, layer.mlp.kind, layer.mlp.activation) for layer in description.layers}) > 1:
-        return "layers of different widths"
+        return "layers with MLPs of different widths, kinds or activations"
     head_dim, rope = description.head_dim, description.rope
     if rope is not None and (not HalfHeads.suits(head_dim) or rope.rotated_dims is not None):
         return f"rotary positions of an encoder with heads of {head_dim}, or of a part of them"

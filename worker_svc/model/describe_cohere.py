@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.describe_decoder import Windows, describe_decoder
-from worker_svc.model.describe_parts import NormForm
-from worker_svc.model.description import DecoderLayer, ModelDescription, NormKind
+from worker_svc.model.describe_parts import NormForm, in_parallel
+from worker_svc.model.description import ModelDescription, NormKind
 
 
 def describe_cohere(config: Any, windows: Windows) -> ModelDescription | None:
@@ -21,8 +21,4 @@ def describe_cohere(config: Any, windows: Windows) -> ModelDescription | None:
     )
     if description is None or scale is None or scale <= 0:
         return None
-    return replace(description, layers=tuple(map(_layer, description.layers)), logits_scale=float(scale))
-
-
-def _layer(layer: DecoderLayer) -> DecoderLayer:
-    return replace(layer, mlp_norm=layer.attention_norm, parallel=True)
+    return replace(in_parallel(description), logits_scale=float(scale))

@@ -1,4 +1,4 @@
-"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE, DeepSeek, GLM."""
+"""Describes the experts of models whose dense layers are described already."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -67,18 +67,21 @@ def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[i
     return replace(dense, layers=tuple(mixed), renamed=tuple(renamed))
 
 
-def deepseek_experts(config: Any) -> ExpertForm | None:
+def deepseek_experts(
+    config: Any, counts: tuple[str, str] = ("n_routed_experts", "n_shared_experts")
+) -> ExpertForm | None:
     """The experts of configs with the fields of DeepSeek-V3's (arXiv:2412.19437, section 2.1.2). None: none of them is
-    for all tokens.
+    for all tokens. `counts` are the fields that say how many experts a router chooses from, and how many are for all.
     """
-    if not config.n_shared_experts:
+    num_experts, num_shared = (getattr(config, name) for name in counts)
+    if not num_shared:
         return None
     return ExpertForm(
-        config.n_routed_experts,
+        num_experts,
         config.num_experts_per_tok,
         config.moe_intermediate_size,
         config.norm_topk_prob,
-        shared_width=config.n_shared_experts * config.moe_intermediate_size,
+        shared_width=num_shared * config.moe_intermediate_size,
         shared="shared_experts",
         has_shared_gate=False,
         scale=config.routed_scaling_factor,

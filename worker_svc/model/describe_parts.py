@@ -1,5 +1,6 @@
 """Parts of descriptions that several families share."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from worker_svc.model.description import (
@@ -9,6 +10,7 @@ from worker_svc.model.description import (
     LinearRole,
     MlpKind,
     MlpSpec,
+    ModelDescription,
     Norm,
     NormKind,
     RopeConfig,
@@ -106,6 +108,21 @@ def fused(linear: LinearLayer, name: str) -> LinearLayer:
     """The same layer, whose parts one tensor of this name holds, where the first one of them was."""
     prefix = linear.stored[0].name.rpartition(".")[0]
     return replace(linear, stored=(StoredLinear(f"{prefix}.{name}", linear.outputs),))
+
+
+def with_positions_where(description: ModelDescription, has_positions: Iterable[bool]) -> ModelDescription:
+    """The description without rotary positions in the layers for which this is false."""
+    layers = tuple(
+        layer if has else replace(layer, attention=replace(layer.attention, rope=None))
+        for layer, has in zip(description.layers, has_positions, strict=True)
+    )
+    return replace(description, layers=layers)
+
+
+def in_parallel(description: ModelDescription) -> ModelDescription:
+    """The description with attention and MLP side by side, behind the norm of attention."""
+    layers = tuple(replace(layer, mlp_norm=layer.attention_norm, parallel=True) for layer in description.layers)
+    return replace(description, layers=layers)
 
 
 def layer_norm(name: str, size: int, eps: float) -> Norm:

@@ -68,7 +68,9 @@ class Activation(StrEnum):
     RELU2 = "relu2"
     """The square of RELU (arXiv:2109.08668)."""
     SWIGLU_OAI = "swiglu_oai"
-    """Of a gate and up alone: (up + 1) * gate * sigmoid(1.702 * gate), of a gate of at most 7 and up from -7 to 7."""
+    """Of gated MLPs alone: (up + 1) * gate * sigmoid(1.702 * gate), after gate is limited to at most 7 and up to -7
+    to 7.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class MlpSpec:
     activation: Activation = Activation.SILU
 
     def __post_init__(self) -> None:
+        require(self.width > 0, "width", "above 0")
         outputs = (self.width,) * (2 if self.kind is MlpKind.GATED else 1)
         require(self.gate_up.outputs == outputs, "gate_up", f"of the outputs {outputs}")
         is_fit = self.kind is MlpKind.GATED or self.activation is not Activation.SWIGLU_OAI

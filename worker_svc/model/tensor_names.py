@@ -104,11 +104,15 @@ def described_names(description: ModelDescription, stored: Collection[str]) -> d
     is_bare = bare in stored and description.embedding not in stored
     heads = tuple(f"{head.name}." for head in description.head.stored)
 
-    def described(name: str) -> str:
+    def renamed(name: str) -> str:
         for old, new in description.renamed:
             if name.startswith(old):
                 name = new + name.removeprefix(old)
-        return f"{prefix}.{name}" if is_bare and not name.startswith(heads) else name
+        return name
+
+    def described(name: str) -> str:
+        name = renamed(name)
+        return renamed(f"{prefix}.{name}") if is_bare and not name.startswith(heads) else name
 
     kept = (name for name in stored if not name.endswith(description.unused_suffixes))
     names = {described(name): StoredTensor(name) for name in kept}

@@ -39,7 +39,7 @@ class StoredWeight(Protocol):
 
 @runtime_checkable
 class SizedWeight(Protocol):
-    """What a `StoredWeight` may offer besides: its size, where the values of tensors say it, and not their shapes."""
+    """What a `StoredWeight` may offer besides: its size, where tensors of the same shapes may have another one."""
 
     @property
     def shape(self) -> tuple[int, int]:

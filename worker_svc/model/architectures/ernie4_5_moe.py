@@ -8,7 +8,7 @@ from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.describe_experts import ExpertForm, with_experts
 from worker_svc.model.description import ModelDescription
 
-# A sum of weights below the config's smallest one would be replaced by it: with the usual 1e-12 it never is.
+# transformers divides by `moe_norm_min` where the sum of weights is smaller, which it is not with the usual 1e-12.
 _SMALLEST_SUM = 1e-6
 
 
@@ -30,7 +30,7 @@ def _describe(config: Any) -> ModelDescription | None:
     if dense is None:
         return None
     step, last = config.moe_layer_interval, config.moe_layer_end_index
-    layers = range(config.moe_layer_start_index, min(last + 1, config.num_hidden_layers))
+    layers = range(max(0, config.moe_layer_start_index), min(last + 1, config.num_hidden_layers))
     sparse = [number for number in layers if (number + 1) % step == 0]
     # As transformers' modules call it.
     renamed = [(f"model.layers.{number}.mlp.gate.moe_", f"model.layers.{number}.mlp.moe_") for number in sparse]

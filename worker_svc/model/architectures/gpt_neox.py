@@ -12,7 +12,9 @@ def _describe(config: Any) -> ModelDescription | None:
     hidden, num_heads, eps = config.hidden_size, config.num_attention_heads, config.layer_norm_eps
     head_dim = hidden // num_heads
     activation, ropes = ACTIVATIONS.get(config.hidden_act), ropes_of(config, head_dim, partial=True)
-    if activation is None or ropes is None:
+    # transformers rotates by this field, and has heads of another size.
+    is_other = (getattr(config, "head_dim", None) or head_dim) != head_dim
+    if activation is None or ropes is None or is_other:
         return None
     bias = config.attention_bias
 

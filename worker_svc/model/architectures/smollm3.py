@@ -1,10 +1,10 @@
 """SmolLM3: Llama, some of whose layers have no positions, and some a window."""
 
-from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import Windows, describe_decoder
+from worker_svc.model.describe_parts import with_positions_where
 from worker_svc.model.description import ModelDescription
 
 
@@ -15,11 +15,7 @@ def _describe(config: Any) -> ModelDescription | None:
     )
     if description is None or len(config.no_rope_layers) < len(description.layers):
         return None
-    layers = tuple(
-        layer if has_positions else replace(layer, attention=replace(layer.attention, rope=None))
-        for layer, has_positions in zip(description.layers, config.no_rope_layers, strict=False)
-    )
-    return replace(description, layers=layers)
+    return with_positions_where(description, config.no_rope_layers[: len(description.layers)])
 
 
 ARCHITECTURE = Architecture.of_decoder(__file__, "SmolLM3", _describe)

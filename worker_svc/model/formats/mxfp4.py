@@ -18,6 +18,8 @@ from worker_svc.model.formats._fields import Fields
 from worker_svc.model.formats._grouped import require_dtype
 from worker_svc.model.weight_format import BlockCodes
 
+STORED_ENDINGS = "_blocks", "_scales"
+"""Last parts of the names of stored tensors: of codes, and of scales."""
 _GROUP = 32  # inputs
 _BYTES = _GROUP // 2
 
@@ -31,6 +33,11 @@ class MxWeight:
     """uint8 [outputs, groups, 16]: two codes in a byte, the lower one first."""
     scales: Tensor
     """float8_e8m0fnu [outputs, groups]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Groups are whole: of a model whose inputs are no multiple of 32, the size is another one."""
+        return len(self.blocks), self.blocks.shape[1] * _GROUP
 
     def outputs(self, start: int, stop: int) -> "MxWeight":
         return self.strided(slice(start, stop))

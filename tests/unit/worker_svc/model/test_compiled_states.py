@@ -98,11 +98,19 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path / "heads")
 
 
-@pytest.mark.parametrize("variant", ["mixtral", "qwen2-moe", "qwen3-moe-mixed", "olmoe", "deepseek-v2-lite"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "mixtral", "qwen2-moe", "qwen3-moe-mixed", "olmoe", "deepseek-v2-lite", "gpt-oss", "minimax-m2", "granite-moe",
+        "k-exaone", "ernie4-5-moe",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("original", [True, False], ids=["the model's names", "transformers' names"])
 @torch.inference_mode()
-def test_a_checkpoint_without_a_head(variant: str, tmp_path: Path) -> None:
-    save_model(tmp_path / "whole", VARIANTS[variant]())
-    AutoModel.from_pretrained(tmp_path / "whole", dtype=torch.float32).save_pretrained(tmp_path / "bare")
+def test_a_checkpoint_without_a_head(variant: str, tmp_path: Path, *, original: bool) -> None:
+    save_model(tmp_path / "whole", (transformers_models.VARIANTS | latent_models.VARIANTS)[variant]())
+    whole = AutoModel.from_pretrained(tmp_path / "whole", dtype=torch.float32)
+    whole.save_pretrained(tmp_path / "bare", save_original_format=original)
     (prompt,) = prompts(40)
     (states,) = load(tmp_path / "bare")([prompt])
     torch.testing.assert_close(states, hidden_states(tmp_path / "whole", prompt), rtol=1e-4, atol=1e-4)

@@ -160,6 +160,11 @@ def test_a_window_of_no_keys_is_refused() -> None:
         describe(MistralConfig(**_SIZES, sliding_window=0))
 
 
+def test_an_mlp_of_no_width_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="width: must be above 0"):
+        describe(MistralConfig(**_SIZES | {"intermediate_size": 0}))
+
+
 @pytest.mark.parametrize(
     ("make", "field"),
     [
@@ -173,6 +178,14 @@ def test_the_activation_is_that_of_the_field_which_transformers_reads(
     make: Callable[[], Any], field: str, save_model: Save
 ) -> None:
     _assert_log_probabilities_are_those_of_transformers(_with(save_model(make()), **{field: "relu"}))
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 0), (0, 7), (1, 0)])
+def test_layers_of_experts_may_begin_and_end_outside_of_the_model(first: int, last: int, save_model: Save) -> None:
+    make, _ = CONFIGS["ernie4_5_moe"]
+    config = make()
+    config.update({"moe_layer_start_index": first, "moe_layer_end_index": last})
+    _assert_log_probabilities_are_those_of_transformers(save_model(config))
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}

@@ -31,6 +31,7 @@ from worker_svc.model.device_formats import Quantization
 from worker_svc.model.formats.mxfp4 import FORMAT
 from worker_svc.model.weight_format import StridedWeight, block_codes
 from worker_svc.model_checks import read_model
+from worker_svc.model_fit import read_weight_sizes
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import SamplingParams
 
@@ -143,6 +144,14 @@ def test_the_triton_kernels_keep_the_same_numbers(directories: tuple[Path, Path]
     assert (by_triton - by_compiled).norm() < 0.05 * (by_compiled - by_compiled.mean()).norm()
 
 
+def test_memory_is_that_of_unpacked_experts_where_their_codes_are_not_kept(directories: tuple[Path, Path]) -> None:
+    packed, dense = map(read_weight_sizes, directories)
+    assert packed.num_bytes(torch.bfloat16) == dense.num_bytes(torch.bfloat16)
+    rounded = packed.num_bytes(torch.bfloat16, "int8")
+    assert packed.block_bytes == 0.625 * packed.block_numbers
+    assert dense.num_bytes(torch.bfloat16, "int8") - rounded == 0.375 * packed.block_numbers
+
+
 def _weight(outputs: int = 6, groups: int = 3) -> tuple[Any, Tensor]:
     """One with each code and many scales, and its numbers by transformers."""
     generator = torch.Generator().manual_seed(2)
@@ -213,6 +222,22 @@ def test_tensors_that_do_not_match_are_named(
     (tmp_path / "config.json").write_text((packed / "config.json").read_text())
     with pytest.raises(UnsupportedModel, match=re.escape(message)):
         make_runner(tmp_path)
+
+
+def test_inputs_that_are_no_whole_groups_are_refused(directories: tuple[Path, Path], tmp_path: Path) -> None:
+    """Tensors of a width of 80 have as many groups as those of 96."""
+    packed, _ = directories
+    tensors, narrow = load_file(packed / "model.safetensors"), 80
+    for name, tensor in tensors.items():
+        if "gate_up_proj" in name:
+            tensors[name] = tensor[:, : 2 * narrow].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text()) | {"intermediate_size": narrow}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = "the weight of model.layers.0.mlp.experts.0.down_proj is [64, 96], not [64, 80]"
+    for kernels in ("torch", "compiled"):
+        with pytest.raises(UnsupportedModel, match=re.escape(message)):
+            make_runner(tmp_path, kernels)
 
 
 def test_a_field_of_another_kind_is_named() -> None:
