@@ -161,6 +161,8 @@ class AttentionSpec:
 
     def _check_latent(self, latent: LatentSpec) -> None:
         stored, queries = latent.rank + latent.rotated_dim, self.num_heads * latent.query_dim
+        sizes = latent.rank, latent.rotated_dim, latent.value_dim
+        require(min(sizes) > 0, "latent", f"of a rank, rotated dimensions and values above 0, not {sizes}")
         require(self.num_kv_heads == 1, "num_kv_heads", "1 where a latent vector is stored")
         require(self.head_dim == stored, "head_dim", f"{stored}, the dimensions of what is stored")
         require(self.query_norm is None and self.key_norm is None, "query_norm", "absent, as key_norm: see latent")

@@ -120,6 +120,7 @@ def test_what_a_description_cannot_hold_is_not_described(name: str) -> None:
         ({"window": 5}, "^window: must be absent"),
         ({"rope": None}, "^rope: must be of 8 rotated dimensions"),
         ({"latent": {"value_dim": 21}}, "^kv_up: must be of 132 outputs"),
+        ({"latent": {"value_dim": 0}}, r"^latent: must be of a rank, .* above 0, not \(24, 8, 0"),
         ({"latent": {"rank": 25}}, "^head_dim: must be 33"),
         ({"latent": {"query_norm": None}}, "^query_norm: must be present with query_up alone"),
         ({"latent": {"query_norm": None, "query_up": None}}, r"^qkv: must be of the outputs \(80, 32\)"),
