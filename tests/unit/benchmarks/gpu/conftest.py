@@ -9,7 +9,7 @@ from few_packages import make_environment
 NEEDED = (
     *("torch", "triton", "transformers", "numpy", "pytest"),
     # Of what transformers requires, the packages that Quire names too
-    *("huggingface-hub", "safetensors", "tokenizers"),
+    *("huggingface-hub", "pyyaml", "safetensors", "tokenizers"),
 )
 
 
