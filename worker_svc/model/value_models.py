@@ -4,7 +4,7 @@ from pathlib import Path
 
 from svc_common.model_tasks import ModelTask, task_of
 from worker_svc.errors import UnsupportedModel
-from worker_svc.model.architecture import AnyDescription, architecture_names
+from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_files import with_score_files
 from worker_svc.model.score_head_description import ScoreHeadSpec
@@ -53,11 +53,10 @@ def _may_generate(description: AnyDescription) -> bool:
 
 
 def _not_computed(task: ModelTask, directory: Path) -> UnsupportedModel:
-    names = ", ".join(architecture_names())
     return UnsupportedModel(
-        f"the model in {directory} is not one whose {_VALUES[task]} are computed; architectures are {names}, and "
-        "scores are computed by those with a head of one label, or with a LogitScore in modules.json, and "
-        "numbers of labels by those with a head of several"
+        f"the model in {directory} is not one whose {_VALUES[task]} are computed: docs/design/models.md has the "
+        "architectures; scores are computed by those with a head of one label, or with a LogitScore in modules.json, "
+        "and numbers of labels by those with a head of several"
     )
 
 

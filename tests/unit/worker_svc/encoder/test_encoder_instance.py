@@ -361,7 +361,11 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
         ("classifier", "generate", "computes numbers of labels"),
         ("decoder", "generate", "this qwen3 model computes scores of pairs of texts"),
         ("decoder", "embed", "this qwen3 model computes scores of pairs of texts"),
-        ("other", "embed", "not one whose embeddings are computed; architectures are bert, camembert, "),
+        (
+            "other",
+            "embed",
+            "not one whose embeddings are computed: docs/design/models.md has the architectures",
+        ),
         ("other", "pooling", "not one whose embeddings are computed"),
     ):
         with pytest.raises(StartupFailed, match=text):
