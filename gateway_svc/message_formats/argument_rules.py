@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway_svc.json_schemas import unsupported_keyword
-from gateway_svc.message_formats.brace_values import BRACE_KEY, BraceValues
+from gateway_svc.message_formats.brace_values import BraceValues
 from gateway_svc.message_formats.description import BraceCalls, Tool, XmlCalls
 from gateway_svc.message_formats.lark import MAX_OTHERS, in_order, json_rule, other_keys, quoted
-from gateway_svc.message_formats.layout import python_literal
+from gateway_svc.message_formats.layout import BRACE_KEY, python_literal
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters, parameter_place, values_of
 from gateway_svc.message_formats.schema_types import ALL_TYPES
 from gateway_svc.message_formats.tag_values import Literal, tag_value_rules

@@ -3,14 +3,13 @@
 As in tags, all strings of a value are one terminal, with the closing marker where that is no token.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway_svc.json_schemas import ANNOTATIONS
 from gateway_svc.message_formats.description import BraceCalls
 from gateway_svc.message_formats.lark import escaped_regex, in_order, json_rule, other_keys, quoted
-from gateway_svc.message_formats.layout import in_braces
+from gateway_svc.message_formats.layout import BRACE_KEY, in_braces
 from gateway_svc.message_formats.parameter_values import TypedValues, UnsupportedParameters, values_of
 from gateway_svc.message_formats.schema_types import ALL_TYPES
 from gateway_svc.message_formats.string_expressions import string_expression
@@ -22,7 +21,6 @@ _WORDS = {"boolean": ("true", "false"), "null": ("null",)}
 _OF_LISTS = {"type", "items", "minItems", "maxItems", "$defs", "definitions"}
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 KEY_REGEX = r"[^\s:,{}\[\]<\"]{1,64}"
-BRACE_KEY = re.compile(r"[^\s:,{}\[\]<>\"]+")
 
 
 class BraceValues:

@@ -135,41 +135,29 @@ class TurnGrammar:
         return {"thought_end": f"limited {end}", f"limited[max_tokens={limit}]": "TEXT"}
 
     def _turn(self) -> dict[str, str]:
+        """In a turn of messages each has its markers, and `plain` is what the turn may be without them: text that the
+        prompt begins."""
         text = "TEXT" if self.answer is None else f"@{_ANSWER}"
         reasoning = self.message_format.reasoning
-        if reasoning is not None and reasoning.next:
-            return self._messages(text)
-        text = f"{text} | {self._marked(text)}" if self._has_marked_text else text
+        has_messages = reasoning is not None and bool(reasoning.next)
+        plain = {"plain": text} if has_messages else {}
+        if has_messages:
+            text = self._marked(text)
+        elif self._has_marked_text:
+            text = f"{text} | {self._marked(text)}"
         if self.calls is CallRule.NONE:
-            return {"turn": text}
+            return {"turn": text, **plain}
         tools = self.message_format.tools
         assert tools is not None, "only a model with a format has calls"
         rules = self._call_rules(tools.calls)
         if self.calls is CallRule.REQUIRED:
             return {"turn": "calls", **rules}
         if self.answer is not None:
-            return {"turn": f"calls | {text}", **rules}
+            return {"turn": f"calls | {text}", **plain, **rules}
+        if has_messages:
+            head = self._until("head", tools.calls.begins[0])
+            return {"turn": f"({self._preamble()})? calls | {text}", "plain": "head more_calls | TEXT", **head, **rules}
         return {**self._text_and_calls(tools.calls, text), **rules}
-
-    def _messages(self, text: str) -> dict[str, str]:
-        """The rest of a turn of messages, of which each has its markers; and `plain`, what the turn may be without
-        them: text that the prompt begins."""
-        marked = self._marked(text)
-        if self.calls is CallRule.NONE:
-            return {"turn": marked, "plain": text}
-        tools = self.message_format.tools
-        assert tools is not None, "only a model with a format has calls"
-        rules = self._call_rules(tools.calls)
-        if self.calls is CallRule.REQUIRED:
-            return {"turn": "calls", **rules}
-        if self.answer is not None:
-            return {"turn": f"calls | {marked}", "plain": text, **rules}
-        return {
-            "turn": f"({self._preamble()})? calls | {marked}",
-            "plain": "head more_calls | TEXT",
-            **self._until("head", tools.calls.begins[0]),
-            **rules,
-        }
 
     @property
     def _has_marked_text(self) -> bool:

@@ -17,7 +17,8 @@ from gateway_svc.message_formats.description import (
     XmlCalls,
 )
 
-_BARE_KEY = re.compile(r"[^\s:,{}\[\]<>\"]+")
+BRACE_KEY = re.compile(r"[^\s:,{}\[\]<>\"]+")
+"""Keys that may stand bare in braces."""
 
 Part = str | Slot
 """A literal, or the place of the arguments or a number."""
@@ -128,7 +129,7 @@ def in_braces(calls: BraceCalls, value: Any) -> str:
         case list():
             return f"[{','.join(in_braces(calls, item) for item in value)}]"
         case Mapping():
-            keys = (key if _BARE_KEY.fullmatch(key) else in_braces(calls, key) for key in value)
+            keys = (key if BRACE_KEY.fullmatch(key) else in_braces(calls, key) for key in value)
             items = (in_braces(calls, item) for item in value.values())
             return f"{{{','.join(f'{key}:{item}' for key, item in zip(keys, items, strict=True))}}}"
         case _:
