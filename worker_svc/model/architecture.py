@@ -45,11 +45,13 @@ class Architecture:
         name: str,
         describe: Callable[[Any], ModelDescription | None],
         generating_class: str | None = None,
+        *,
+        classifies: bool = True,
     ) -> "Architecture":
-        """A decoder with the classes `name`ForCausalLM or `generating_class`, `name`Model, and
+        """A decoder with the classes `name`ForCausalLM or `generating_class`, `name`Model, and if it `classifies`
         `name`ForSequenceClassification, whose head `describe_any` describes.
         """
-        others = (f"{name}Model", f"{name}ForSequenceClassification")
+        others = (f"{name}Model", *((f"{name}ForSequenceClassification",) if classifies else ()))
         return cls(source, generating_class or f"{name}ForCausalLM", describe, others)
 
     @classmethod

@@ -113,6 +113,11 @@ def sparse_layers(config: Any) -> list[int]:
     ]
 
 
+def describe_router(hidden: int, *stored: StoredLinear) -> LinearLayer:
+    """A router, and the gate of the MLP for all tokens if it has one."""
+    return LinearLayer(LinearRole.ROUTER, hidden, stored, SplitDimension.OUTPUTS, computed=ComputedFormat.MODEL)
+
+
 def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
     (dense,) = layer.mlps
     hidden, activation = dense.gate_up.inputs, dense.activation
@@ -123,13 +128,7 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
     return replace(
         layer,
         mlp=ExpertsSpec(
-            router=LinearLayer(
-                LinearRole.ROUTER,
-                hidden,
-                (router, shared_gate) if has_gate else (router,),
-                SplitDimension.OUTPUTS,
-                computed=ComputedFormat.MODEL,
-            ),
+            router=describe_router(hidden, router, *((shared_gate,) if has_gate else ())),
             num_chosen=form.num_chosen,
             normalized=form.normalized,
             experts=tuple(

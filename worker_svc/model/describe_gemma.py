@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.describe_decoder import Windows, describe_decoder
-from worker_svc.model.describe_parts import NormForm
+from worker_svc.model.describe_parts import NormForm, norm_called
 from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
@@ -27,16 +27,12 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
         return None
 
     def layer(described: DecoderLayer) -> DecoderLayer:
-        # Names end in .weight; Llama's name of the norm before the MLP is here that of the one after attention.
-        after_attention = described.mlp_norm
-        assert after_attention is not None
-        prefix = after_attention.tensor.removesuffix("post_attention_layernorm.weight")
         return replace(
             described,
             attention=replace(described.attention, scale=float(config.query_pre_attn_scalar**-0.5), soft_cap=soft_cap),
-            post_attention_norm=after_attention,
-            mlp_norm=replace(after_attention, tensor=f"{prefix}pre_feedforward_layernorm.weight"),
-            post_mlp_norm=replace(after_attention, tensor=f"{prefix}post_feedforward_layernorm.weight"),
+            post_attention_norm=described.mlp_norm,  # it has Llama's name of the norm before the MLP
+            mlp_norm=norm_called("pre_feedforward_layernorm", described.mlp_norm),
+            post_mlp_norm=norm_called("post_feedforward_layernorm", described.mlp_norm),
         )
 
     return replace(

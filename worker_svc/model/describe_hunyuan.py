@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.describe_decoder import Windows, describe_decoder
-from worker_svc.model.description import DecoderLayer, ModelDescription, Norm
+from worker_svc.model.describe_parts import norm_called
+from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
 def describe_hunyuan(config: Any) -> ModelDescription | None:
@@ -29,15 +30,10 @@ def _with_stretched_base(config: Any) -> Any:
 
 
 def _layer(layer: DecoderLayer) -> DecoderLayer:
-    query, key = layer.attention.query_norm, layer.attention.key_norm
     attention = replace(
         layer.attention,
-        query_norm=query and _renamed(query, "q_norm", "query_layernorm"),
-        key_norm=key and _renamed(key, "k_norm", "key_layernorm"),
+        query_norm=norm_called("query_layernorm", layer.attention.query_norm),
+        key_norm=norm_called("key_layernorm", layer.attention.key_norm),
         norms_after_rotation=True,
     )
     return replace(layer, attention=attention)
-
-
-def _renamed(norm: Norm, name: str, new: str) -> Norm:
-    return replace(norm, tensor=norm.tensor.replace(name, new))

@@ -104,6 +104,13 @@ def describe_mlp(
     )
 
 
+def norm_called(name: str, other: Norm | None) -> Norm:
+    """A norm like another one, whose tensors stand beside those of that one and are called `name`."""
+    assert other is not None, "models that are named as Llama have it"
+    prefix = other.tensor.removesuffix(".weight").rpartition(".")[0]
+    return replace(other, tensor=f"{prefix}.{name}.weight", bias=other.bias and f"{prefix}.{name}.bias")
+
+
 def fused(linear: LinearLayer, name: str) -> LinearLayer:
     """The same layer, whose parts one tensor of this name holds, where the first one of them was."""
     prefix = linear.stored[0].name.rpartition(".")[0]
@@ -125,6 +132,6 @@ def in_parallel(description: ModelDescription) -> ModelDescription:
     return replace(description, layers=layers)
 
 
-def layer_norm(name: str, size: int, eps: float) -> Norm:
-    """A layer norm with a weight and a bias."""
-    return Norm(f"{name}.weight", size, eps, NormKind.LAYER, bias=f"{name}.bias")
+def layer_norms(eps: float) -> NormForm:
+    """Layer norms with weights and biases."""
+    return NormForm(eps, NormKind.LAYER, has_bias=True)

@@ -13,4 +13,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return None if config.use_qk_norm else describe_cohere(config, Windows.NONE)
 
 
-ARCHITECTURE = Architecture(__file__, "CohereForCausalLM", _describe, ("CohereModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Cohere", _describe, classifies=False)

@@ -18,4 +18,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture(__file__, "Cohere2ForCausalLM", _describe, ("Cohere2Model",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Cohere2", _describe, classifies=False)

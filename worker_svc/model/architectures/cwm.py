@@ -11,4 +11,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return describe_decoder(config, windows=Windows.BY_LAYER_TYPES, mlp_bias=config.mlp_bias)
 
 
-ARCHITECTURE = Architecture(__file__, "CwmForCausalLM", _describe, ("CwmModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Cwm", _describe, classifies=False)

@@ -17,4 +17,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return with_experts(dense, experts, range(config.first_k_dense_replace, config.num_hidden_layers))
 
 
-ARCHITECTURE = Architecture(__file__, "Dots1ForCausalLM", _describe, ("Dots1Model",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Dots1", _describe, classifies=False)

@@ -14,4 +14,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture(__file__, "Ernie4_5ForCausalLM", _describe, ("Ernie4_5Model",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Ernie4_5", _describe, classifies=False)

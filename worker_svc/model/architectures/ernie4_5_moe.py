@@ -40,4 +40,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture(__file__, "Ernie4_5_MoeForCausalLM", _describe, ("Ernie4_5_MoeModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Ernie4_5_Moe", _describe, classifies=False)

@@ -20,4 +20,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return replace(with_experts(dense, experts, sparse), renamed=(*dense.renamed, *renamed), unused_prefixes=("mtp.",))
 
 
-ARCHITECTURE = Architecture(__file__, "ExaoneMoeForCausalLM", _describe, ("ExaoneMoeModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "ExaoneMoe", _describe, classifies=False)

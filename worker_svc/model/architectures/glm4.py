@@ -5,6 +5,7 @@ from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_glm import describe_glm
+from worker_svc.model.describe_parts import norm_called
 from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
@@ -14,12 +15,10 @@ def _describe(config: Any) -> ModelDescription | None:
 
 
 def _layer(layer: DecoderLayer) -> DecoderLayer:
-    assert layer.mlp_norm is not None
-    prefix = layer.mlp_norm.tensor.removesuffix("post_attention_layernorm.weight")
     return replace(
         layer,
-        post_attention_norm=replace(layer.mlp_norm, tensor=f"{prefix}post_self_attn_layernorm.weight"),
-        post_mlp_norm=replace(layer.mlp_norm, tensor=f"{prefix}post_mlp_layernorm.weight"),
+        post_attention_norm=norm_called("post_self_attn_layernorm", layer.mlp_norm),
+        post_mlp_norm=norm_called("post_mlp_layernorm", layer.mlp_norm),
     )
 
 

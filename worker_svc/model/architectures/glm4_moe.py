@@ -24,4 +24,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return replace(mixed, unused_prefixes=predicting_layers(config))
 
 
-ARCHITECTURE = Architecture(__file__, "Glm4MoeForCausalLM", _describe, ("Glm4MoeModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Glm4Moe", _describe, classifies=False)

@@ -17,4 +17,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return replace(mixed, unused_prefixes=predicting_layers(config))
 
 
-ARCHITECTURE = Architecture(__file__, "Glm4MoeLiteForCausalLM", _describe, ("Glm4MoeLiteModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Glm4MoeLite", _describe, classifies=False)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norm
+from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norms
 from worker_svc.model.description import DecoderLayer, MlpKind, ModelDescription, PositionEmbedding, StoredLinear
 
 
@@ -11,7 +11,7 @@ def _describe(config: Any) -> ModelDescription | None:
     activation = ACTIVATIONS.get(config.activation_function)
     if activation is None or config.add_cross_attention:
         return None
-    hidden, num_heads, eps = config.hidden_size, config.num_attention_heads, config.layer_norm_epsilon
+    hidden, num_heads, norms = config.hidden_size, config.num_attention_heads, layer_norms(config.layer_norm_epsilon)
     head_dim = hidden // num_heads
     width = 4 * hidden if config.n_inner is None else config.n_inner
 
@@ -29,9 +29,9 @@ def _describe(config: Any) -> ModelDescription | None:
         output = linear(f"{prefix}.attn.c_proj", hidden)
         up, down = linear(f"{prefix}.mlp.c_fc", width), linear(f"{prefix}.mlp.c_proj", hidden)
         return DecoderLayer(
-            layer_norm(f"{prefix}.ln_1", hidden, eps),
+            norms.norm(f"{prefix}.ln_1", hidden),
             describe_attention(num_heads, num_heads, head_dim, (qkv,), output, scale=scale(number)),
-            layer_norm(f"{prefix}.ln_2", hidden, eps),
+            norms.norm(f"{prefix}.ln_2", hidden),
             describe_mlp(MlpKind.PLAIN, (up,), down, activation),
         )
 
@@ -42,7 +42,7 @@ def _describe(config: Any) -> ModelDescription | None:
         context_length=config.max_position_embeddings,
         embedding="transformer.wte.weight",
         layers=tuple(map(layer, range(config.num_hidden_layers))),
-        norm=layer_norm("transformer.ln_f", hidden, eps),
+        norm=norms.norm("transformer.ln_f", hidden),
         head=describe_head(hidden, config.vocab_size),
         tied_embeddings=config.tie_word_embeddings,
         positions=PositionEmbedding("transformer.wpe.weight", config.max_position_embeddings),

@@ -3,13 +3,13 @@
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norm
+from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norms
 from worker_svc.model.describe_rope import context_length, ropes_of
 from worker_svc.model.description import DecoderLayer, MlpKind, ModelDescription, RopeConfig, StoredLinear
 
 
 def _describe(config: Any) -> ModelDescription | None:
-    hidden, num_heads, eps = config.hidden_size, config.num_attention_heads, config.layer_norm_eps
+    hidden, num_heads, norms = config.hidden_size, config.num_attention_heads, layer_norms(config.layer_norm_eps)
     head_dim = hidden // num_heads
     activation, ropes = ACTIVATIONS.get(config.hidden_act), ropes_of(config, head_dim, partial=True)
     # transformers rotates by this field, and has heads of another size.
@@ -26,9 +26,9 @@ def _describe(config: Any) -> ModelDescription | None:
         up = StoredLinear(f"{prefix}.mlp.dense_h_to_4h", (config.intermediate_size,), bias=True)
         down = StoredLinear(f"{prefix}.mlp.dense_4h_to_h", (hidden,), bias=True)
         return DecoderLayer(
-            layer_norm(f"{prefix}.input_layernorm", hidden, eps),
+            norms.norm(f"{prefix}.input_layernorm", hidden),
             describe_attention(num_heads, num_heads, head_dim, (qkv,), output, rope=rope),
-            layer_norm(f"{prefix}.post_attention_layernorm", hidden, eps),
+            norms.norm(f"{prefix}.post_attention_layernorm", hidden),
             describe_mlp(MlpKind.PLAIN, (up,), down, activation),
             parallel=config.use_parallel_residual,
         )
@@ -40,7 +40,7 @@ def _describe(config: Any) -> ModelDescription | None:
         context_length=context_length(config, ropes),
         embedding="gpt_neox.embed_in.weight",
         layers=tuple(map(layer, range(config.num_hidden_layers), ropes)),
-        norm=layer_norm("gpt_neox.final_layer_norm", hidden, eps),
+        norm=norms.norm("gpt_neox.final_layer_norm", hidden),
         head=describe_head(hidden, config.vocab_size),
         tied_embeddings=config.tie_word_embeddings,
         renamed=(("embed_out.", "lm_head."),),

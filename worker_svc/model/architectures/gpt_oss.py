@@ -9,18 +9,15 @@ from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import Windows, describe_decoder
+from worker_svc.model.describe_experts import describe_router
 from worker_svc.model.describe_parts import describe_mlp
 from worker_svc.model.description import (
     Activation,
-    ComputedFormat,
     DecoderLayer,
     ExpertsSpec,
-    LinearLayer,
-    LinearRole,
     MlpKind,
     MlpSpec,
     ModelDescription,
-    SplitDimension,
     StoredLinear,
 )
 
@@ -36,14 +33,14 @@ def _describe(config: Any) -> ModelDescription | None:
 
 
 def _layer(config: Any, number: int, layer: DecoderLayer) -> DecoderLayer:
-    prefix, hidden = f"model.layers.{number}.", config.hidden_size
+    prefix = f"model.layers.{number}."
     router = StoredLinear(f"{prefix}mlp.router", (config.num_local_experts,), bias=True)
     experts = f"{prefix}mlp.experts."
     return replace(
         layer,
         attention=replace(layer.attention, sinks=f"{prefix}self_attn.sinks"),
         mlp=ExpertsSpec(
-            LinearLayer(LinearRole.ROUTER, hidden, (router,), SplitDimension.OUTPUTS, computed=ComputedFormat.MODEL),
+            describe_router(config.hidden_size, router),
             config.num_experts_per_tok,
             normalized=True,
             experts=tuple(_mlp(config, f"{experts}{expert}.") for expert in range(config.num_local_experts)),

@@ -16,4 +16,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return described and with_factors(described, config)
 
 
-ARCHITECTURE = Architecture(__file__, "GraniteForCausalLM", _describe, ("GraniteModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Granite", _describe, classifies=False)

@@ -37,4 +37,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return with_factors(replace(mixed, renamed=(*mixed.renamed, *renamed)), config)
 
 
-ARCHITECTURE = Architecture(__file__, "GraniteMoeForCausalLM", _describe, ("GraniteMoeModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "GraniteMoe", _describe, classifies=False)

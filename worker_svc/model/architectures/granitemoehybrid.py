@@ -35,4 +35,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return with_factors(replace(described, layers=layers), config)
 
 
-ARCHITECTURE = Architecture(__file__, "GraniteMoeHybridForCausalLM", _describe, ("GraniteMoeHybridModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "GraniteMoeHybrid", _describe, classifies=False)

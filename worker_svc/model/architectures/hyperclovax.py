@@ -29,4 +29,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return replace(described, logits_scale=float(config.logits_scaling))
 
 
-ARCHITECTURE = Architecture(__file__, "HyperCLOVAXForCausalLM", _describe, ("HyperCLOVAXModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "HyperCLOVAX", _describe, classifies=False)

@@ -4,8 +4,8 @@ from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import Windows, describe_decoder
-from worker_svc.model.describe_parts import NormForm
-from worker_svc.model.description import ModelDescription, NormKind
+from worker_svc.model.describe_parts import layer_norms
+from worker_svc.model.description import ModelDescription
 
 
 def _describe(config: Any) -> ModelDescription | None:
@@ -16,9 +16,9 @@ def _describe(config: Any) -> ModelDescription | None:
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=config.mlp_bias,
-        norms=NormForm(config.layer_norm_eps, NormKind.LAYER, has_bias=True),
+        norms=layer_norms(config.layer_norm_eps),
         plain_mlp=("up_proj", "down_proj"),
     )
 
 
-ARCHITECTURE = Architecture(__file__, "Jais2ForCausalLM", _describe, ("Jais2Model",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Jais2", _describe, classifies=False)

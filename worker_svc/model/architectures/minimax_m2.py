@@ -23,4 +23,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts)
 
 
-ARCHITECTURE = Architecture(__file__, "MiniMaxM2ForCausalLM", _describe, ("MiniMaxM2Model",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "MiniMaxM2", _describe, classifies=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_mlp
+from worker_svc.model.describe_parts import ACTIVATIONS, NormForm, describe_attention, describe_mlp
 from worker_svc.model.describe_rope import context_length, ropes_of
 from worker_svc.model.describe_score_head import describe_score_head, has_score_head
 from worker_svc.model.description import (
@@ -33,8 +33,7 @@ def _describe(config: Any) -> ModelDescription | None:
         return None
 
     def norm(name: str) -> Norm:
-        bias = f"{name}.bias" if config.norm_bias else None
-        return Norm(f"{name}.weight", hidden, config.norm_eps, NormKind.LAYER, bias=bias)
+        return NormForm(config.norm_eps, NormKind.LAYER, has_bias=config.norm_bias).norm(name, hidden)
 
     def layer(number: int, kind: str, rope: RopeConfig) -> DecoderLayer:
         prefix = f"model.layers.{number}"

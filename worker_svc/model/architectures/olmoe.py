@@ -21,4 +21,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts)
 
 
-ARCHITECTURE = Architecture(__file__, "OlmoeForCausalLM", _describe, ("OlmoeModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Olmoe", _describe, classifies=False)

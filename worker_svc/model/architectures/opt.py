@@ -6,11 +6,10 @@ Not OPT-350m, which has its norms after each sum, and embeddings of another size
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norm
+from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norms
 from worker_svc.model.description import DecoderLayer, MlpKind, ModelDescription, PositionEmbedding, StoredLinear
 
-# The default of torch's layer norm
-_EPS = 1e-5
+_NORMS = layer_norms(1e-5)  # torch's default
 
 
 def _describe(config: Any) -> ModelDescription | None:
@@ -29,9 +28,9 @@ def _describe(config: Any) -> ModelDescription | None:
         up = StoredLinear(f"{prefix}.fc1", (config.ffn_dim,), bias)
         down = StoredLinear(f"{prefix}.fc2", (hidden,), bias)
         return DecoderLayer(
-            layer_norm(f"{prefix}.self_attn_layer_norm", hidden, _EPS),
+            _NORMS.norm(f"{prefix}.self_attn_layer_norm", hidden),
             describe_attention(num_heads, num_heads, hidden // num_heads, qkv, output),
-            layer_norm(f"{prefix}.final_layer_norm", hidden, _EPS),
+            _NORMS.norm(f"{prefix}.final_layer_norm", hidden),
             describe_mlp(MlpKind.PLAIN, (up,), down, activation),
         )
 
@@ -43,7 +42,7 @@ def _describe(config: Any) -> ModelDescription | None:
         context_length=config.max_position_embeddings,
         embedding="model.decoder.embed_tokens.weight",
         layers=tuple(map(layer, range(config.num_hidden_layers))),
-        norm=layer_norm("model.decoder.final_layer_norm", hidden, _EPS),
+        norm=_NORMS.norm("model.decoder.final_layer_norm", hidden),
         head=describe_head(hidden, config.vocab_size),
         tied_embeddings=config.tie_word_embeddings,
         positions=positions,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norm
+from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp, layer_norms
 from worker_svc.model.describe_rope import context_length, ropes_of
 from worker_svc.model.description import DecoderLayer, MlpKind, ModelDescription, RopeConfig, StoredLinear
 
@@ -16,6 +16,8 @@ def _describe(config: Any) -> ModelDescription | None:
     if activation is None or ropes is None or config.qk_layernorm or config.tie_word_embeddings:
         return None
 
+    norms = layer_norms(config.layer_norm_eps)
+
     def layer(number: int, rope: RopeConfig) -> DecoderLayer:
         prefix = f"model.layers.{number}"
         widths = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim, "v": num_kv_heads * head_dim}
@@ -23,7 +25,7 @@ def _describe(config: Any) -> ModelDescription | None:
         output = StoredLinear(f"{prefix}.self_attn.dense", (hidden,), bias=True)
         up = StoredLinear(f"{prefix}.mlp.fc1", (config.intermediate_size,), bias=True)
         down = StoredLinear(f"{prefix}.mlp.fc2", (hidden,), bias=True)
-        norm = layer_norm(f"{prefix}.input_layernorm", hidden, config.layer_norm_eps)
+        norm = norms.norm(f"{prefix}.input_layernorm", hidden)
         return DecoderLayer(
             norm,
             describe_attention(num_heads, num_kv_heads, head_dim, qkv, output, rope=rope),
@@ -39,7 +41,7 @@ def _describe(config: Any) -> ModelDescription | None:
         context_length=context_length(config, ropes),
         embedding="model.embed_tokens.weight",
         layers=tuple(map(layer, range(config.num_hidden_layers), ropes)),
-        norm=layer_norm("model.final_layernorm", hidden, config.layer_norm_eps),
+        norm=norms.norm("model.final_layernorm", hidden),
         head=describe_head(hidden, config.vocab_size, bias=True),
         tied_embeddings=False,
     )

@@ -4,8 +4,8 @@ from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import Windows, describe_decoder
-from worker_svc.model.describe_parts import NormForm, in_parallel
-from worker_svc.model.description import ModelDescription, NormKind
+from worker_svc.model.describe_parts import in_parallel, layer_norms
+from worker_svc.model.description import ModelDescription
 
 
 def _describe(config: Any) -> ModelDescription | None:
@@ -16,7 +16,7 @@ def _describe(config: Any) -> ModelDescription | None:
         windows=Windows.NONE,
         qkv_bias=config.use_qkv_bias,
         partial_rotation=True,
-        norms=NormForm(config.layer_norm_eps, NormKind.LAYER, has_bias=True),
+        norms=layer_norms(config.layer_norm_eps),
     )
     return in_parallel(description) if description and config.use_parallel_residual else description
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import Windows, describe_decoder
-from worker_svc.model.describe_parts import NormForm
-from worker_svc.model.description import ModelDescription, NormKind
+from worker_svc.model.describe_parts import layer_norms
+from worker_svc.model.description import ModelDescription
 
 
 def _describe(config: Any) -> ModelDescription | None:
@@ -16,7 +16,7 @@ def _describe(config: Any) -> ModelDescription | None:
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
-        norms=NormForm(config.norm_epsilon, NormKind.LAYER, has_bias=True),
+        norms=layer_norms(config.norm_epsilon),
         plain_mlp=("c_fc", "c_proj"),
     )
 

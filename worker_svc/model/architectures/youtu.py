@@ -11,4 +11,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return describe_latent(config, rotates_neighbours=config.rope_interleave)
 
 
-ARCHITECTURE = Architecture(__file__, "YoutuForCausalLM", _describe, ("YoutuModel",))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Youtu", _describe, classifies=False)
