@@ -239,6 +239,20 @@ def submission(
     )
 
 
+def serve_preempted(
+    worker: Worker, num_blocks: int, preemption: str, prompts: Seq[Seq[int]], num_tokens: int
+) -> list[Served]:
+    """Serves all prompts together, greedily, and returns the sequence of each.
+
+    Raises AssertionError if no prompt has a cached prefix, or if none is preempted.
+    """
+    core_runner = CoreRunner(worker, num_blocks, preemption)
+    served = core_runner.serve(submission(str(place), prompt, num_tokens) for place, prompt in enumerate(prompts))
+    assert core_runner.core.totals.cache_hits > 0
+    assert core_runner.core.totals.preemptions > 0
+    return [served[str(place)][0] for place in range(len(prompts))]
+
+
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
     """The number of blocks for `num_tokens` tokens, the last one possibly partial."""
     return math.ceil(num_tokens / block_size)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import llama_models
-from core_runner import CoreRunner, submission
+from core_runner import serve_preempted
 from dense_models import NOT_DESCRIBED, ORIGINAL_CONTEXT, VARIANTS
 from large import large_but
 from llama_models import prompts
@@ -88,11 +88,8 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
 ) -> None:
     num_host_blocks = preemption.get("num_host_blocks", 0)
     runner = make_runner(directory, kernels, block_size=BLOCK, num_blocks=16, num_host_blocks=num_host_blocks)
-    core_runner = CoreRunner(make_instance(runner), 16, preemption["preemption"])
-    served = core_runner.serve(submission(str(place), prompt, NUM_TOKENS) for place, prompt in enumerate(PROMPTS))
-    assert [served[str(place)][0].token_ids for place in range(len(PROMPTS))] == expected
-    assert core_runner.core.totals.cache_hits > 0
-    assert core_runner.core.totals.preemptions > 0
+    served = serve_preempted(make_instance(runner), 16, preemption["preemption"], PROMPTS, NUM_TOKENS)
+    assert [one.token_ids for one in served] == expected
 
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, OlmoeConfig
 
 import compiled
 import transformers_models
-from core_runner import CoreRunner, submission
+from core_runner import serve_preempted
 from large import large_but
 from llama_models import prompts
 from quire_kernels.cpu.linear import MatrixFormat
@@ -188,11 +188,8 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     shared, *longer = prompts(19, 1, 7, 8, 9, 15, 33, 50)
     asked = [*longer, *([*shared, *prompt] for prompt in longer[:4])]
     runner = make_runner(directory, kernels, block_size=8, num_blocks=16, num_host_blocks=num_host_blocks)
-    core_runner = CoreRunner(make_instance(runner), 16, preemption)
-    served = core_runner.serve(submission(str(place), prompt, NUM_TOKENS) for place, prompt in enumerate(asked))
-    assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, NUM_TOKENS)
-    assert core_runner.core.totals.cache_hits > 0
-    assert core_runner.core.totals.preemptions > 0
+    served = serve_preempted(make_instance(runner), 16, preemption, asked, NUM_TOKENS)
+    assert [one.token_ids for one in served] == reference(directory, asked, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("directory", large_but(FAMILIES, "qwen2-moe", "olmoe", "gpt-oss"), indirect=True)

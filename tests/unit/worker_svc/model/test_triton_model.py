@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, OlmoeC
 
 import llama_models
 import transformers_models
-from core_runner import CoreRunner, submission
+from core_runner import serve_preempted
 from llama_models import VOCAB
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
@@ -83,13 +83,9 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     runner = make_runner(
         directory, "triton", device=DEVICE, block_size=8, num_blocks=3, num_host_blocks=16, max_sequences=4
     )
-    core_runner = CoreRunner(make_instance(runner), 3, preemption)
-    served = core_runner.serve(submission(str(place), prompt, 3) for place, prompt in enumerate(asked))
-    assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, 3)
-    assert core_runner.core.totals.cache_hits > 0
-    assert core_runner.core.totals.preemptions > 0
-    num_returns = sum(one.num_returns for group in served.values() for one in group)
-    assert (num_returns > 0) == (preemption == "swap")
+    served = serve_preempted(make_instance(runner), 3, preemption, asked, 3)
+    assert [one.token_ids for one in served] == reference(directory, asked, 3)
+    assert (sum(one.num_returns for one in served) > 0) == (preemption == "swap")
 
 
 def _with_layers(change: Callable[[int, DecoderLayer], DecoderLayer]) -> Change:

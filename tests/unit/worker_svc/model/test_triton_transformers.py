@@ -11,7 +11,7 @@ import torch
 from transformers import Gemma2Config, LlamaConfig, PhiConfig
 
 import llama_models
-from core_runner import CoreRunner, submission
+from core_runner import serve_preempted
 from large import large_but
 from llama_models import SIZES
 from prompt_scores import reference_scores, run_prompts, scored
@@ -111,11 +111,8 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     shared, first, second, *others = llama_models.prompts(9, 1, 6, 7, 7)
     asked = [*others, [*shared, *first], [*shared, *second]]
     runner = _runner(directory, block_size=8, num_blocks=3, num_host_blocks=16)
-    core_runner = CoreRunner(make_instance(runner), 3, preemption)
-    served = core_runner.serve(submission(str(place), prompt, 3) for place, prompt in enumerate(asked))
-    assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, 3)
-    assert core_runner.core.totals.cache_hits > 0
-    assert core_runner.core.totals.preemptions > 0
+    served = serve_preempted(make_instance(runner), 3, preemption, asked, 3)
+    assert [one.token_ids for one in served] == reference(directory, asked, 3)
 
 
 def test_modules_that_wait_for_the_device_run_without_graphs_and_say_why(
