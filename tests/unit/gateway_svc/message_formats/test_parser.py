@@ -253,6 +253,20 @@ def test_headers_are_no_text_where_neither_calls_nor_reasoning_are_looked_for() 
     assert join_events([*parser.feed(text + call), *parser.end()]) == [TextDelta(f"Hm.\nYes.\n{call}")]
 
 
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows by one element with each read of a turn's source."""
+    reads: list[None] = []
+    read = TurnSource.read
+
+    def count(self: TurnSource, run: re.Pattern[str] | None = None) -> Any:
+        reads.append(None)
+        return read(self, run)
+
+    monkeypatch.setattr(TurnSource, "read", count)
+    return reads
+
+
 @pytest.mark.parametrize(
     "part",
     [
@@ -265,39 +279,21 @@ def test_headers_are_no_text_where_neither_calls_nor_reasoning_are_looked_for() 
         "a",
     ],
 )
-def test_time_is_linear_in_the_output(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_reads = 0
-    read = TurnSource.read
-
-    def count(self: TurnSource, run: re.Pattern[str] | None = None) -> Any:
-        nonlocal num_reads
-        num_reads += 1
-        return read(self, run)
-
-    monkeypatch.setattr(TurnSource, "read", count)
+def test_time_is_linear_in_the_output(part: str, reads: list[None]) -> None:
     output = part * 500
     parser = MessageParser(MessageFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["think"]), [Tool("f")])
     for character in output:
         parser.feed(character)
-    assert num_reads <= 12 * len(output)
+    assert len(reads) <= 12 * len(output)
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_time_is_linear_in_each_format(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_reads = 0
-    read = TurnSource.read
-
-    def count(self: TurnSource, run: re.Pattern[str] | None = None) -> Any:
-        nonlocal num_reads
-        num_reads += 1
-        return read(self, run)
-
-    monkeypatch.setattr(TurnSource, "read", count)
+def test_time_is_linear_in_each_format(name: str, reads: list[None]) -> None:
     message_format = with_reasoning(name)
     for marker in message_format.markers:
         for part in (marker, marker[:-1], marker[0], f'{marker}{{"', f"{marker}\n"):
-            num_reads = 0
+            reads.clear()
             parser = MessageParser(message_format, [Tool("f")])
             for character in part * 50:
                 parser.feed(character)
-            assert num_reads <= 12 * 50 * len(part), part
+            assert len(reads) <= 12 * 50 * len(part), part
