@@ -79,8 +79,8 @@ class BatchOutcome:
     server_kills: list[str] = field(default_factory=list)
     num_answered_before: list[int] = field(default_factory=list)
     """Lines that the output had when each client started."""
-    num_tokens_repeated: int = 0
-    """Tokens that were generated beyond those of the answers, where the server was not killed."""
+    num_prompt_tokens_repeated: int = 0
+    """Tokens of prompts taken in beyond those of the answers, where the server was not killed."""
     seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class BatchOutcome:
             "client_kills": self.num_client_kills,
             "server_kills": self.server_kills,
             "answered_before": self.num_answered_before,
-            "tokens_repeated": self.num_tokens_repeated,
+            "prompt_tokens_repeated": self.num_prompt_tokens_repeated,
             "errors": len(self.errors),
             "seconds": round(self.seconds),
         }
@@ -180,12 +180,18 @@ class BatchRun:
             await self._count_repeated_tokens()
 
     async def _count_repeated_tokens(self) -> None:
-        samples = await asyncio.gather(*map(self._stack.metrics, self._stack.instances("scheduler")))
-        num_generated = sum(each.get("quire_generation_tokens_total", 0) for each in samples)
-        num_answers = self.outcome.num_lines - self.outcome.num_refused
-        self.outcome.num_tokens_repeated = int(num_generated) - num_answers * self._plan.max_tokens
-        if self.outcome.num_tokens_repeated <= 0:
+        taken_in = await self._sum_of_schedulers("quire_prompt_tokens_total")
+        bodies = [json.loads(line)["response"]["body"] for line in self._whole_lines().splitlines()]
+        usages = [body["usage"] for body in bodies if "usage" in body]
+        answered = sum(usage.get("prompt_tokens") or usage["input_tokens"] for usage in usages)
+        self.outcome.num_prompt_tokens_repeated = int(taken_in) - answered
+        if self.outcome.num_prompt_tokens_repeated <= 0:
             self.outcome.errors.append("no request was cancelled while the client was away")
+
+    async def _sum_of_schedulers(self, *names: str) -> float:
+        """The sum of samples over all schedulers and models."""
+        found = await asyncio.gather(*map(self._stack.metrics, self._stack.instances("scheduler")))
+        return sum(samples.get(name, 0) for samples in found for name in names)
 
     def _kinds(self) -> list[str]:
         """What of the server is killed, each kind before any is repeated."""
@@ -211,9 +217,14 @@ class BatchRun:
     async def _kill_client(self, client: Process) -> Process:
         longest = self._plan.longest_pause
         is_beyond_grace = longest > self._plan.detach_grace
-        # What is in flight must not end within the grace, however fast the machine is.
+        # Without a worker, requests are in flight when the client is killed and do not end within the grace, however
+        # fast the machine is.
         workers = self._stack.instances("worker") if is_beyond_grace else []
         stopped = [self._stack.send(name, signal.SIGSTOP) for name in workers]
+        while stopped:
+            await asyncio.sleep(0.5)  # in which what the worker had computed is answered
+            if await self._sum_of_schedulers("quire_sequences_running", "quire_sequences_waiting"):
+                break
         client.kill()
         await client.wait()
         self._check_prefix()

@@ -32,7 +32,7 @@ async def test_requests_that_were_cancelled_while_the_client_was_away_are_submit
     outcome = await run_batch_with_kills(AFTER_CANCELLATION, tmp_path, print)
     assert outcome.errors == [], (tmp_path / "log").read_text()[-4000:]
     assert (outcome.num_lines, outcome.num_client_kills, outcome.server_kills) == (24, 1, [])
-    assert outcome.num_tokens_repeated > 0
+    assert outcome.num_prompt_tokens_repeated > 0
 
 
 def answer(number: int, **changes: Any) -> dict[str, Any]:
