@@ -18,8 +18,8 @@ from quire_kernels.cpu.linear import MatrixFormat
 from quire_kernels.cpu.thread_pool import ThreadPool
 from quire_kernels.cpu_attention import CpuAttentionPlan, cpu_paged_attention, cpu_store_kv, plan_cpu_attention
 from worker_svc.batch import Batch
-from worker_svc.cache import KVCache
-from worker_svc.model_layout import LayerAttention
+from worker_svc.cache import KVCache, LayerCache
+from worker_svc.model_layout import LayerAttention, ModelLayout
 
 
 class AttentionKind(StrEnum):
@@ -43,8 +43,11 @@ Kernels: TypeAlias = AttentionKind | CompiledKernels
 class StepAttention(Protocol):
     """Attention of one step."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Stores the keys and values [num_tokens, num_kv_heads, head_dim] of the step's tokens in their slots.
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Stores the keys and values [num_tokens, num_kv_heads, head_dim] of the step's tokens in their slots; None:
+        those of a layer before this one are there.
 
         Returns the attention output of each query [num_tokens, num_heads, head_dim] over its sequence's context, in the
         shape of `query`. `sinks` float32 [num_heads] are those of a layer that has some.
@@ -58,40 +61,42 @@ class AttentionBackend(Protocol):
         """The attention of one batch."""
 
 
-def make_attention(
-    kernels: Kernels, cache: KVCache, layers: Sequence[LayerAttention], dtype: torch.dtype
-) -> AttentionBackend:
-    """A backend over a cache of these layers on a CPU, of a model that computes in `dtype`.
+def make_attention(kernels: Kernels, cache: KVCache, layout: ModelLayout, dtype: torch.dtype) -> AttentionBackend:
+    """A backend over a cache on a CPU, for the layers of a model that computes in `dtype`.
 
     If the compiled kernels do not support the cache's shape, torch is used, which supports no cache in 8 bits.
     """
-    if len(layers) != cache.num_layers:
-        raise ValueError(f"layers: must be those of the cache, {cache.num_layers}, not {len(layers)}")
+    if len(layout.kv) != len(cache.layers):
+        raise ValueError(f"cache: must be of {len(layout.kv)} layers, not {len(cache.layers)}")
     if kernels is AttentionKind.TRITON:
         raise ValueError("kernels: must not be Triton's, whose attention is in worker_svc.gpu.device_attention")
-    unsupported_reason = check_compiled_support(cache.head_dim, cache.block_size, dtype)
+    caches = [cache.layers[place] for place in layout.kv_of_layers]
+    unsupported_reason = check_compiled_support(layout.head_dims, cache.block_size, dtype)
     if isinstance(kernels, CompiledKernels) and unsupported_reason is None:
-        return CompiledAttention(cache, layers, kernels.thread_pool, dtype)
-    if cache.scales is not None:
+        return CompiledAttention(caches, layout.layers, kernels.thread_pool, dtype)
+    if cache.has_scales:
         raise ValueError("cache: must not be in 8 bits where torch computes the attention")
-    return TorchAttention(cache, layers)
+    return TorchAttention(caches, layout.layers)
 
 
 class TorchAttention:
     """torch's operators on a CPU, without a loop over sequences."""
 
-    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention]) -> None:
-        self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
-        self._layers, self._block_size = layers, cache.block_size
+    def __init__(self, caches: Sequence[LayerCache], layers: Sequence[LayerAttention]) -> None:
+        """`caches` are those that the layers read."""
+        self._caches, self._layers, self._block_size = caches, layers, caches[0].keys.shape[2]
         self._windows = {layer.window for layer in layers}
 
     def plan(self, batch: Batch) -> StepAttention:
         slots = torch.from_numpy(batch.slots)
         plans = self._plan_windows(batch)
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+        def attend(
+            layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, sinks: Tensor | None = None
+        ) -> Tensor:
             cache, how = self._caches[layer], self._layers[layer]
-            cpu_store_kv(key, value, cache.keys, cache.values, slots)
+            if key is not None and value is not None:
+                cpu_store_kv(key, value, cache.keys, cache.values, slots)
             return cpu_paged_attention(
                 query, cache.keys, cache.values, plans[how.window], how.scale, soft_cap=how.soft_cap, sinks=sinks
             )
@@ -115,9 +120,14 @@ class CompiledAttention:
     """The compiled kernels on a CPU, for models whose other parts are torch's."""
 
     def __init__(
-        self, cache: KVCache, layers: Sequence[LayerAttention], thread_pool: ThreadPool, dtype: torch.dtype
+        self,
+        caches: Sequence[LayerCache],
+        layers: Sequence[LayerAttention],
+        thread_pool: ThreadPool,
+        dtype: torch.dtype,
     ) -> None:
-        self._caches = [CacheLayer(cache.values, layer, cache.scales) for layer in range(cache.num_layers)]
+        """`caches` are those that the layers read."""
+        self._caches = [CacheLayer(each.keys, each.values, each.key_scales, each.value_scales) for each in caches]
         self._layers, self._thread_pool = layers, thread_pool
         self._use_amx = dtype == torch.bfloat16 and has_amx(thread_pool)
 
@@ -127,9 +137,12 @@ class CompiledAttention:
         query_starts = torch.from_numpy(batch.query_starts)
         context_lens = torch.from_numpy(batch.context_lens)
 
-        def attend_layer(layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+        def attend_layer(
+            layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, sinks: Tensor | None = None
+        ) -> Tensor:
             cache, how = self._caches[layer], self._layers[layer]
-            store(self._thread_pool, _per_token(key), _per_token(value), cache, slots)
+            if key is not None and value is not None:
+                store(self._thread_pool, _per_token(key), _per_token(value), cache, slots)
             return attend(
                 self._thread_pool,
                 query.contiguous(),

@@ -123,7 +123,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         )
     memory.note_weights()
     if chosen.native is None and isinstance(chosen.kernels, CompiledKernels):
-        refused = check_attention_shape(settings, model.layout.head_dim, chosen.dtype)
+        refused = check_attention_shape(settings, model.layout.head_dims, chosen.dtype)
         if refused is not None:
             report(f"torch computes the attention, slower than the compiled kernels: {refused}")
     if served.other_tokenizer is not None:

@@ -72,7 +72,7 @@ def choose_decoder_dtype(
         settings.kernels in ("auto", "compiled")
         and model_description is not None
         and unsupported_reason(model_description, COMPILED) is None
-        and check_compiled_support(model_description.layout.head_dim, settings.block_size, torch.bfloat16) is None
+        and check_compiled_support(model_description.layout.head_dims, settings.block_size, torch.bfloat16) is None
     )
     return torch.bfloat16 if is_compiled else dtype
 
@@ -147,7 +147,7 @@ def _refused_by_compiled(
     """Why the compiled kernels do not compute a model, as far as this is known before it is loaded; None: they do."""
     reason = None if model_description is None else unsupported_reason(model_description, COMPILED)
     if model_description is not None and reason is None:
-        return check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
+        return check_compiled_support(model_description.layout.head_dims, settings.block_size, dtype)
     # Of other models they compute the attention if they support its shape: see `check_attention_shape`.
     return _not_quantized(reason) if settings.quantization != "none" else None
 
@@ -158,11 +158,11 @@ def _require_torch_allowed(settings: WorkerSettings, refused: str) -> None:
         raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
 
 
-def check_attention_shape(settings: WorkerSettings, head_dim: int, dtype: torch.dtype) -> str | None:
+def check_attention_shape(settings: WorkerSettings, head_dims: Iterable[int], dtype: torch.dtype) -> str | None:
     """Why the compiled kernels do not compute the attention of a model that transformers' modules compute, so that
     torch does; None: they do. Raises StartupFailed if settings need them.
     """
-    refused = check_compiled_support(head_dim, settings.block_size, dtype)
+    refused = check_compiled_support(head_dims, settings.block_size, dtype)
     if refused is not None and settings.kv_cache_dtype != "auto":
         raise StartupFailed(
             f"QUIRE_KV_CACHE_DTYPE is {settings.kv_cache_dtype}, for which the compiled kernels cannot be used: "

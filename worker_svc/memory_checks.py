@@ -90,7 +90,7 @@ def estimate_memory(
     else:
         weights = model.num_parameters * dtype.itemsize
         if kernels == "compiled":
-            check_attention_shape(settings, shape.head_dim, dtype)
+            check_attention_shape(settings, {layer.head_dim for layer in shape.layers}, dtype)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         kv = int(total * (settings.memory_fraction or 0.9)) - (total - free) - weights
@@ -114,7 +114,7 @@ def _cache_shape(settings: WorkerSettings, model: CheckedModel, dtype: torch.dty
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return CacheShape(config.num_hidden_layers, kv_heads, settings.block_size, head_dim, dtype)
+    return CacheShape.of_equal_layers(config.num_hidden_layers, kv_heads, settings.block_size, head_dim, dtype)
 
 
 def _judge(

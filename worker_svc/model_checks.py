@@ -258,7 +258,7 @@ def _computed_by(
             computed, name = torch_model.COMPUTED, "torch's operators"
         else:
             dtype = choose_decoder_dtype(settings, description, device)
-            refused = check_compiled_support(description.layout.head_dim, settings.block_size, dtype)
+            refused = check_compiled_support(description.layout.head_dims, settings.block_size, dtype)
             computed, fast = compiled_body.COMPUTED, "compiled kernels"
             name = fast if refused is None else f"torch's operators, since the compiled kernels refuse it: {refused}"
         if (unsupported := unsupported_reason(description, computed)) is None:

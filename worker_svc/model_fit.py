@@ -329,7 +329,7 @@ def _ways(
     on_gpu = device.type == "cuda"
     ways: list[str | None] = [way(dtype, quantization)] if num_tokens > _LEAST_TOKENS else []
     has_compiled = settings.kernels in ("auto", "compiled") and (
-        description is None or check_compiled_support(description.layout.head_dim, settings.block_size, dtype) is None
+        description is None or check_compiled_support(description.layout.head_dims, settings.block_size, dtype) is None
     )
     if cache_dtype is None and description is not None and (on_gpu or has_compiled):
         in_8_bits = need(dtype, quantization, num_tokens, cache_dtype=torch.int8).all

@@ -20,14 +20,30 @@ class LayerAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class KVShape:
+    """The keys and values of one layer of the cache."""
+
+    num_heads: int
+    head_dim: int
+    """Dimensions of a key and of a value."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """Sizes of a model. Every layer with attention has the same number of KV heads and dimensions."""
+    """Sizes of a model."""
 
     vocab_size: int
     context_length: int
-    num_kv_heads: int
-    head_dim: int
+    kv: tuple[KVShape, ...]
+    """The layers of the cache."""
     layers: tuple[LayerAttention, ...]
-    """How each layer attends, in the order of the cache's layers."""
+    """How each layer with attention attends."""
+    kv_of_layers: tuple[int, ...]
+    """For each of these, the layer of the cache that it reads."""
     keys_hold_values: bool = False
     """Values are the keys themselves, and the cache holds them once: latent vectors, as of DeepSeek-V2."""
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """The dimensions of heads, each number once."""
+        return tuple(dict.fromkeys(shape.head_dim for shape in self.kv))

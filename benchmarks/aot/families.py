@@ -11,6 +11,7 @@ from worker_svc.model.encoder_description import EncoderDescription
 _OTHER_SIZES: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "electra": {"embedding_size": 256},
+    "gemma4_unified_text": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
     "glm4_moe": {"head_dim": 128},
     "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
 }

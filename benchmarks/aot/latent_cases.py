@@ -37,7 +37,11 @@ _RANK, _ROTATED = 512, 64
 
 def _cache(block_size: int, kv: torch.dtype) -> LayerCache:
     """The second of two layers, as a worker lays its cache out."""
-    return CacheShape(2, 1, block_size, _RANK + _ROTATED, kv, keys_hold_values=True).allocate(4096, META).layer(1)
+    return (
+        CacheShape.of_equal_layers(2, 1, block_size, _RANK + _ROTATED, kv, keys_hold_values=True)
+        .allocate(4096, META)
+        .layers[1]
+    )
 
 
 def _attention(num_heads: int, dtype: torch.dtype, kv: torch.dtype, block_size: int, *, is_decode: bool) -> None:

@@ -8,7 +8,7 @@ import torch
 from benchmarks.aot.case import BF16, DTYPE_NAMES, FP8, FP16, FP32, INT8, NUM_ROWS, NUM_TOKENS, Case, empty
 from quire_kernels._shapes import SCALED_GROUP
 from quire_kernels.activation import Activation
-from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
+from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_activation_product, code_rows
 from quire_kernels.dequantize_weight import dequantize_weight
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.grouped_linear import choose_tile_rows
@@ -50,6 +50,12 @@ def _row_cases() -> Iterator[Case]:
                 partial(code_activation, inputs, activation, coding, is_gated=is_gated),
                 needs_fp8=is_fp8,
             )
+        gate, vectors = empty(NUM_TOKENS, 256), empty(NUM_TOKENS, 42, 256)[:, 1]
+        yield Case(
+            f"gelu_tanh times vectors of a layer: 256, in {name}",
+            partial(code_activation_product, gate, vectors, Activation.GELU_TANH, coding),
+            needs_fp8=is_fp8,
+        )
         yield Case(f"rows: 4096, in {name}", partial(code_rows, empty(NUM_TOKENS, 4096), coding), needs_fp8=is_fp8)
 
 

@@ -1,7 +1,8 @@
 """Which kernels would be compiled while a worker serves: the real runner and executor, on meta tensors.
 
-    python -m benchmarks.aot.serving [--model llama|qwen3_moe|gemma2|deepseek_v2|all] [--steps 300] [--kv fp8|int8]
-                                     [--quantization int8|w8a8|w4a16|fp8] [--deterministic] [--no-graphs]
+    python -m benchmarks.aot.serving [--model llama|qwen3_moe|gemma2|gemma4_text|deepseek_v2|all] [--steps 300]
+                                     [--kv fp8|int8] [--quantization int8|w8a8|w4a16|fp8] [--deterministic]
+                                     [--no-graphs]
 
 Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
 launch after the start-up needs a kernel that none before it needed; the kernels are printed. `all` are all registered
@@ -76,6 +77,23 @@ MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "sliding_window": 512,
         "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    # Layers of different heads, of which the last one reads the keys and values of another, and vectors of layers
+    "gemma4_text": _TWO_LAYERS
+    | {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": 3,
+        "num_kv_shared_layers": 1,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "hidden_size": 2560,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "sliding_window": 512,
+        "rope_parameters": None,
         "final_logit_softcapping": 30.0,
     },
     "deepseek_v2": _TWO_LAYERS

@@ -157,7 +157,7 @@ def measure(model: RandomModel, num_seqs: int, copy_rate: float, sizes: Sizes) -
     decoding.run(sizes.timed_steps)
     seconds = (time.perf_counter() - began) / sizes.timed_steps
     layout = model.layout
-    token_bytes = 2 * len(layout.layers) * layout.num_kv_heads * layout.head_dim * model.dtype.itemsize
+    token_bytes = 2 * sum(one.num_heads * one.head_dim for one in layout.kv) * model.dtype.itemsize
     kv_bytes = num_seqs * (context + sizes.warm_up_steps + sizes.timed_steps // 2) * token_bytes
     floor = (model.weight_bytes + kv_bytes) / (copy_rate * 1e9)
     return {

@@ -1,6 +1,7 @@
 """Calls of the ops that have a reference of the same arguments: `benchmarks.gpu.correct` makes each with both."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ def op_calls(device: torch.device, dtype: torch.dtype, *, small: bool) -> Iterat
     yield from _cache_calls(size)
     yield from _latent_calls(size)
     yield from _norm_calls(size)
+    yield from _rotary_calls(size)
+    yield from _layer_input_calls(size)
     yield from _expert_calls(size)
     yield from quantized_calls(size)
     yield from _logit_calls(size)
@@ -28,9 +31,9 @@ def _cache_calls(size: Sizes) -> Iterator[OpCall]:
     from worker_svc.cache import CacheShape
 
     def store(kv: torch.dtype) -> Arguments:
-        cache = CacheShape(2, 4, 16, 64, kv).allocate(8, size.device)
+        cache = CacheShape.of_equal_layers(2, 4, 16, 64, kv).allocate(8, size.device)
         cache.blocks.zero_()
-        layer = cache.layer(1)
+        layer = cache.layers[1]
         slots = torch.randperm(8 * 16)[: size.num_tokens].to(size.device)
         rows = size.normal(2, size.num_tokens, 4, 64)
         scales = {"key_scales": layer.key_scales, "value_scales": layer.value_scales}
@@ -115,7 +118,9 @@ def _latent_calls(size: Sizes) -> Iterator[OpCall]:
 
     def store() -> Arguments:
         layer = (
-            CacheShape(2, 1, 16, rank + rotated, size.dtype, keys_hold_values=True).allocate(8, size.device).layer(1)
+            CacheShape.of_equal_layers(2, 1, 16, rank + rotated, size.dtype, keys_hold_values=True)
+            .allocate(8, size.device)
+            .layers[1]
         )
         layer.keys.zero_()
         slots = torch.randperm(8 * 16)[: size.num_tokens].to(size.device)
@@ -145,9 +150,12 @@ def _norm_calls(size: Sizes) -> Iterator[OpCall]:
     def norm(*, is_centered: bool) -> RowNorm:
         return RowNorm(size.normal(size.width), 1e-5, size.normal(size.width) if is_centered else None, is_centered)
 
-    def added(*, is_centered: bool) -> Arguments:
+    def added(*, is_centered: bool, **how: Any) -> Arguments:
         hidden = size.normal(size.num_tokens, size.width, dtype=torch.float32)
-        return (hidden, size.normal(size.num_tokens, size.width), norm(is_centered=is_centered), size.dtype), {}
+        return (hidden, size.normal(size.num_tokens, size.width), norm(is_centered=is_centered), size.dtype), how
+
+    def scaled() -> Arguments:
+        return added(is_centered=False, update_norm=norm(is_centered=False), sum_scale=0.3)
 
     def prompts() -> Arguments:
         qkv = size.normal(max(30, 2 * size.num_tokens), 3 * 4 * 64)
@@ -159,8 +167,72 @@ def _norm_calls(size: Sizes) -> Iterator[OpCall]:
     yield OpCall("row_norm", row_norm, row_norm_reference, rows)
     yield OpCall("add_row_norm", add_row_norm, add_row_norm_reference, lambda: added(is_centered=False))
     yield OpCall("add_row_norm, centered", add_row_norm, add_row_norm_reference, lambda: added(is_centered=True))
+    yield OpCall("add_row_norm, scaled", add_row_norm, add_row_norm_reference, scaled)
     yield OpCall("post_norm", post_norm, post_norm_reference, lambda: added(is_centered=True))
     yield OpCall("prompt_attention", prompt_attention, prompt_attention_reference, prompts)
+
+
+def _rotary_calls(size: Sizes) -> Iterator[OpCall]:
+    """With norms of values, values that are keys, and queries alone."""
+    from quire_kernels.rotary_store import HeadNorm, rotary_store, rotary_store_reference
+    from quire_kernels.rotate_queries import rotate_queries, rotate_queries_reference
+    from quire_kernels.row_norm import RowNorm
+    from worker_svc.cache import CacheShape
+
+    num_heads, head_dim = 4, 32 if size.small else 512
+
+    def turned() -> tuple[Tensor, Tensor]:
+        """Positions and frequencies."""
+        frequencies = 10000.0 ** -(torch.arange(head_dim // 4) / (head_dim // 4))
+        return size.ints(1000, size.num_tokens), frequencies.to(size.device)
+
+    def stored(kv: torch.dtype, *, values_are_keys: bool) -> Arguments:
+        cache = CacheShape.of_equal_layers(2, 2, 16, head_dim, kv).allocate(8, size.device)
+        cache.blocks.zero_()
+        layer = cache.layers[1]
+        qkv = size.normal(size.num_tokens, (num_heads + (2 if values_are_keys else 4)) * head_dim)
+        slots = torch.randperm(8 * 16)[: size.num_tokens].to(size.device)
+        named: dict[str, Any] = {
+            "norm": HeadNorm(size.normal(head_dim), size.normal(head_dim), 1e-6, 1e-6),
+            "value_epsilon": 1e-6,
+            "values_are_keys": values_are_keys,
+            "key_scales": layer.key_scales,
+            "value_scales": layer.value_scales,
+        }
+        return (qkv, *turned(), layer.keys, layer.values, slots), named
+
+    def queries() -> Arguments:
+        query = size.normal(size.num_tokens, num_heads * head_dim)
+        return (query, *turned(), head_dim), {"norm": RowNorm(size.normal(head_dim), 1e-6)}
+
+    for kv in (size.dtype, torch.int8):
+        for values_are_keys in (False, True):
+            name = f"rotary_store in {name_of(kv)}" + (", values that are keys" if values_are_keys else "")
+            make = partial(stored, kv, values_are_keys=values_are_keys)
+            yield OpCall(name, rotary_store, rotary_store_reference, make)
+    yield OpCall("rotate_queries", rotate_queries, rotate_queries_reference, queries)
+
+
+def _layer_input_calls(size: Sizes) -> Iterator[OpCall]:
+    from quire_kernels.activation import Activation, activation_product, activation_product_reference
+    from quire_kernels.layer_vectors import layer_vectors, layer_vectors_reference
+    from quire_kernels.row_norm import RowNorm
+
+    num_layers, width = (3, 24) if size.small else (42, 256)
+
+    def vectors() -> Arguments:
+        ids, sampled = size.ints(100, size.num_tokens) - 3, size.ints(100, 3)
+        embedding = size.normal(100, num_layers * width)
+        norm = RowNorm(size.normal(width), 1e-6)
+        projected = size.normal(size.num_tokens, num_layers * width)
+        return (ids, sampled, embedding, projected, norm), {"embedding_scale": 16.0, "scale": 0.5**0.5}
+
+    def product() -> Arguments:
+        of_layers = size.normal(size.num_tokens, num_layers, width)
+        return (size.normal(size.num_tokens, width), of_layers[:, 1], Activation.GELU_TANH), {}
+
+    yield OpCall("layer_vectors", layer_vectors, layer_vectors_reference, vectors)
+    yield OpCall("activation_product", activation_product, activation_product_reference, product)
 
 
 def _expert_calls(size: Sizes) -> Iterator[OpCall]:

@@ -14,6 +14,8 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
     from quire_kernels.coded_rows import (
         RowCoding,
         code_activation,
+        code_activation_product,
+        code_activation_product_reference,
         code_activation_reference,
         code_rows,
         code_rows_reference,
@@ -55,6 +57,13 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
                 (size.normal(size.num_tokens, 2 * width), Activation.SILU, coding),
                 {"is_gated": True},
             ),
+            bound,
+        )
+        yield OpCall(
+            f"code_activation_product in {name}",
+            code_activation_product,
+            code_activation_product_reference,
+            lambda coding=coding: ((*size.normal(2, size.num_tokens, width), Activation.GELU_TANH, coding), {}),  # type: ignore[misc]
             bound,
         )
         yield OpCall(

@@ -82,6 +82,10 @@ class MetaCheckpoint(Checkpoint):
             self.num_bytes += tensor.nbytes
         return tensor
 
+    def numbers(self, name: str, *shape: int) -> Tensor:
+        """One number alone is an argument of kernels, and has a value."""
+        return torch.full(shape, 0.5) if shape == (1,) else super().numbers(name, *shape)
+
 
 class RandomModel:
     """A model of a config.json's content, by Triton's kernels or torch's. `weight_bytes` are read by each step."""

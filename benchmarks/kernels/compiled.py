@@ -120,6 +120,6 @@ def _layer(batch: PagedBatch) -> tuple[CacheLayer, torch.Tensor]:
     """One layer of an empty cache of two, and the slot of each token of each sequence."""
     heads = batch.heads
     shape = (batch.block_tables.numel(), 2, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim)
-    layer = CacheLayer(torch.zeros(shape, dtype=batch.query.dtype), 1)
+    layer = CacheLayer(*torch.zeros(shape, dtype=batch.query.dtype)[:, 1].unbind(1))
     slots = batch.block_tables.long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
     return layer, slots.flatten(1)[:, : batch.context_len].flatten().contiguous()

@@ -281,7 +281,11 @@ def launch_options(
     if cache_dtype.itemsize == 1 and tile_m > 16 and tile_d > 64:
         fits = False
     many = tile_m >= 128 or tile_m * tile_d > 64 * 128 or dtype == torch.float32
-    return {"num_warps": 8 if many else 4, "num_stages": 5 if fits else 3}
+    options = {"num_warps": 8 if many else 4, "num_stages": 5 if fits else 3}
+    if 2 * keys + 4096 > device_limits(device).shared_memory:
+        # A tile of keys and one of values do not fit together, as where heads of 512 dimensions are float32.
+        options["num_stages"] = 1
+    return options
 
 
 def attend_reference(query: Tensor, kv: PagedKV, table: Tensor, context_len: int, rule: AttentionRule) -> Tensor:

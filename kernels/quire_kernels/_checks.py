@@ -8,7 +8,7 @@ from torch import Tensor
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 # The sums of a tile of queries over wider heads do not fit the registers of a GPU's multiprocessor.
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM, MAX_PROMPT_HEAD_DIM = 512, 256
 
 
 class PagedKV(NamedTuple):
@@ -48,6 +48,11 @@ def require(condition: bool, argument: str, rule: str) -> None:
     """Raises ValueError "argument: must ..." unless the condition holds."""
     if not condition:
         raise ValueError(f"{argument}: must {rule}")
+
+
+def wider_heads(head_dim: int, most: int) -> str | None:
+    """What is refused where heads have more dimensions than `most`; None: they have not."""
+    return None if head_dim <= most else f"attention of heads of {head_dim} dimensions: the most is {most}"
 
 
 def check_cache(kv: PagedKV) -> None:

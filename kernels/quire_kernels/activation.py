@@ -1,4 +1,4 @@
-"""The activation of an MLP: of one product, or of a gate, times up (arXiv:2002.05202)."""
+"""The activation of an MLP: of one product, or of a gate, times up (arXiv:2002.05202), which may be another tensor."""
 
 from enum import Enum
 
@@ -71,8 +71,10 @@ def gated(b_gate, b_up, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-de
 def _activation_kernel(  # type: ignore[no-untyped-def]
     p_output,
     p_inputs,
+    p_factors,
     stride_output_token,
     stride_inputs_token,
+    stride_factors_token,
     WIDTH: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -86,6 +88,9 @@ def _activation_kernel(  # type: ignore[no-untyped-def]
     b_output = tl.load(p_row, mask=m_column, other=0.0).to(tl.float32)
     if GATED:
         b_output = gated(b_output, tl.load(p_row + WIDTH, mask=m_column, other=0.0).to(tl.float32), ACTIVATION)
+    elif p_factors is not None:
+        p_factor = p_factors + token * stride_factors_token + o_column
+        b_output = gated(b_output, tl.load(p_factor, mask=m_column, other=0.0).to(tl.float32), ACTIVATION)
     else:
         b_output = activate(b_output, ACTIVATION)
     tl.store(p_output + token * stride_output_token + o_column, b_output.to(p_output.dtype.element_ty), mask=m_column)
@@ -124,7 +129,26 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     return _launch(gate_up, activation, gate_up.shape[1] // 2, is_gated=True)
 
 
-def _launch(inputs: Tensor, activation: Activation, width: int, *, is_gated: bool) -> Tensor:
+def activation_product(inputs: Tensor, factors: Tensor, activation: Activation) -> Tensor:
+    """The activation of each element, times its factor, computed in float32 and rounded once.
+
+    Args:
+        inputs: [num_tokens, width], last dimension contiguous.
+        factors: of the same shape, last dimension contiguous.
+
+    Returns:
+        [num_tokens, width], contiguous, of the dtype of `inputs`.
+
+    Raises:
+        ValueError: an argument, named, has a wrong value, shape, dtype, stride or device.
+    """
+    check_factors(inputs, factors, activation)
+    return _launch(inputs, activation, inputs.shape[1], is_gated=False, factors=factors)
+
+
+def _launch(
+    inputs: Tensor, activation: Activation, width: int, *, is_gated: bool, factors: Tensor | None = None
+) -> Tensor:
     num_tokens = len(inputs)
     output = torch.empty((num_tokens, width), dtype=inputs.dtype, device=inputs.device)
     if output.numel() == 0:
@@ -133,8 +157,10 @@ def _launch(inputs: Tensor, activation: Activation, width: int, *, is_gated: boo
     _activation_kernel[(num_tokens, ceil_div(width, tile))](
         output,
         inputs,
+        factors,
         output.stride(0),
         inputs.stride(0),
+        0 if factors is None else factors.stride(0),
         WIDTH=width,
         GATED=is_gated,
         ACTIVATION=activation.value,
@@ -161,6 +187,12 @@ def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tenso
     return (_activate_reference(gate, activation) * up).to(gate_up.dtype)
 
 
+def activation_product_reference(inputs: Tensor, factors: Tensor, activation: Activation) -> Tensor:
+    """`activation_product` in plain torch."""
+    check_factors(inputs, factors, activation)
+    return (_activate_reference(inputs.float(), activation) * factors.float()).to(inputs.dtype)
+
+
 def _activate_reference(inputs: Tensor, activation: Activation) -> Tensor:
     match activation:
         case Activation.SILU:
@@ -180,6 +212,15 @@ def _activate_reference(inputs: Tensor, activation: Activation) -> Tensor:
 def check_plain(activation: Activation) -> None:
     """The activation must be one of a single product."""
     require(activation is not Activation.SWIGLU_OAI, "activation", "be one of a single product")
+
+
+def check_factors(inputs: Tensor, factors: Tensor, activation: Activation) -> None:
+    """The factors must be those of `inputs`, and the activation one of a single product."""
+    check_rows(inputs, "inputs")
+    check_plain(activation)
+    check_rows(factors, "factors")
+    require(factors.shape == inputs.shape, "factors", "have the shape of inputs")
+    require(factors.device == inputs.device, "factors", "be on the device of inputs")
 
 
 def check_gate_up(gate_up: Tensor) -> None:

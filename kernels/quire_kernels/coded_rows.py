@@ -16,6 +16,8 @@ from quire_kernels._shapes import ceil_div, check_rows, next_power_of_2
 from quire_kernels.activation import (
     Activation,
     activate,
+    activation_product_reference,
+    check_factors,
     check_gate_up,
     check_plain,
     gated,
@@ -89,7 +91,7 @@ def store_codes(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load(  # type: ignore[no-untyped-def]
-    p_row, o_column, WIDTH: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr
+    p_row, p_factors, o_column, WIDTH: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr
 ):
     """float32 numbers of a row; zeros beyond WIDTH, as the activation of 0 is 0."""
     m_column = o_column < WIDTH
@@ -97,6 +99,9 @@ def _load(  # type: ignore[no-untyped-def]
     if GATED:
         b_up = tl.load(p_row + WIDTH + o_column, mask=m_column, other=0.0).to(tl.float32)
         b_numbers = gated(b_numbers, b_up, ACTIVATION)
+    elif p_factors is not None:
+        b_factors = tl.load(p_factors + o_column, mask=m_column, other=0.0).to(tl.float32)
+        b_numbers = gated(b_numbers, b_factors, ACTIVATION)
     elif ACTIVATION is not None:
         b_numbers = activate(b_numbers, ACTIVATION)
     return b_numbers
@@ -107,7 +112,9 @@ def _code_rows_kernel(  # type: ignore[no-untyped-def]
     p_codes,
     p_scales,
     p_inputs,
+    p_factors,
     stride_inputs,
+    stride_factors,
     WIDTH: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -117,13 +124,14 @@ def _code_rows_kernel(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0).to(tl.int64)
     p_row = p_inputs + row * stride_inputs
+    p_row_factors = None if p_factors is None else p_factors + row * stride_factors
     o_tile = tl.arange(0, TILE)
     if GROUP is None:
         # The numbers are computed twice, so that rows of any width fit the registers; they are read from a cache then.
         b_largest = tl.zeros([TILE], tl.float32)
         b_faults = tl.zeros([TILE], tl.float32)
         for start in range(0, WIDTH, TILE):
-            b_numbers = _load(p_row, start + o_tile, WIDTH, GATED, ACTIVATION)
+            b_numbers = _load(p_row, p_row_factors, start + o_tile, WIDTH, GATED, ACTIVATION)
             b_largest = tl.maximum(b_largest, tl.abs(b_numbers))
             b_faults += b_numbers * 0.0
         largest = tl.max(b_largest, axis=0) + tl.sum(b_faults, axis=0)
@@ -131,7 +139,10 @@ def _code_rows_kernel(  # type: ignore[no-untyped-def]
         for start in range(0, WIDTH, TILE):
             o_column = start + o_tile
             b_codes = encode(
-                _load(p_row, o_column, WIDTH, GATED, ACTIVATION), largest, MAX_CODE, p_codes.dtype.element_ty
+                _load(p_row, p_row_factors, o_column, WIDTH, GATED, ACTIVATION),
+                largest,
+                MAX_CODE,
+                p_codes.dtype.element_ty,
             )
             tl.store(p_codes + row * WIDTH + o_column, b_codes, mask=o_column < WIDTH)
     else:
@@ -139,7 +150,9 @@ def _code_rows_kernel(  # type: ignore[no-untyped-def]
         GROUPS: tl.constexpr = (WIDTH + GROUP - 1) // GROUP
         for start in range(0, WIDTH, TILE):
             o_column = start + o_tile
-            b_numbers = tl.reshape(_load(p_row, o_column, WIDTH, GATED, ACTIVATION), [TILE_GROUPS, GROUP])
+            b_numbers = tl.reshape(
+                _load(p_row, p_row_factors, o_column, WIDTH, GATED, ACTIVATION), [TILE_GROUPS, GROUP]
+            )
             b_largest = tl.max(tl.abs(b_numbers), axis=1) + tl.sum(b_numbers * 0.0, axis=1)
             b_codes = encode(b_numbers, b_largest[:, None], MAX_CODE, p_codes.dtype.element_ty)
             tl.store(p_codes + row * WIDTH + o_column, tl.reshape(b_codes, [TILE]), mask=o_column < WIDTH)
@@ -178,8 +191,27 @@ def code_activation(inputs: Tensor, activation: Activation, coding: RowCoding, *
     return _launch(inputs, activation, coding, inputs.shape[1] // 2, is_gated=True)
 
 
+def code_activation_product(inputs: Tensor, factors: Tensor, activation: Activation, coding: RowCoding) -> CodedRows:
+    """The activation of each number, times its factor, in codes, as `code_activation` computes them.
+
+    Args:
+        inputs, factors: [num_rows, width], last dimension contiguous.
+
+    Raises:
+        ValueError: an argument, named, has a wrong value, shape, dtype, stride or device.
+    """
+    check_factors(inputs, factors, activation)
+    return _launch(inputs, activation, coding, inputs.shape[1], is_gated=False, factors=factors)
+
+
 def _launch(
-    inputs: Tensor, activation: Activation | None, coding: RowCoding, width: int, *, is_gated: bool
+    inputs: Tensor,
+    activation: Activation | None,
+    coding: RowCoding,
+    width: int,
+    *,
+    is_gated: bool,
+    factors: Tensor | None = None,
 ) -> CodedRows:
     rows = empty_codes(len(inputs), width, coding, inputs.device)
     if rows.codes.numel() == 0:
@@ -189,7 +221,9 @@ def _launch(
         rows.codes,
         rows.scales,
         inputs,
+        factors,
         inputs.stride(0),
+        0 if factors is None else factors.stride(0),
         WIDTH=width,
         GATED=is_gated,
         ACTIVATION=None if activation is None else activation.value,
@@ -234,3 +268,10 @@ def code_activation_reference(
     """`code_activation` in plain torch."""
     compute = gated_activation_reference if is_gated else plain_activation_reference
     return code_rows_reference(compute(inputs.float(), activation), coding)
+
+
+def code_activation_product_reference(
+    inputs: Tensor, factors: Tensor, activation: Activation, coding: RowCoding
+) -> CodedRows:
+    """`code_activation_product` in plain torch."""
+    return code_rows_reference(activation_product_reference(inputs.float(), factors, activation), coding)

@@ -190,8 +190,8 @@ def resident_programs(
         + _OTHER_SHARED_BYTES
         + _RESERVED_SHARED_BYTES
     )
-    if tile_m > 16 or head_dim < tile_d == 256:
-        # More for many heads of a group, and for the masks of the padding from head_dim to TILE_D
+    if tile_m > 16 or tile_d > 256 or head_dim < tile_d == 256:
+        # More for many heads of a group, for the widest heads, and for the masks of the padding from head_dim to TILE_D
         registers = _MOST_REGISTERS
     else:
         registers = _FP32_REGISTERS if dtype == torch.float32 and cache_dtype.itemsize > 1 else _REGISTERS

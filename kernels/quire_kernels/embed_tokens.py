@@ -11,6 +11,16 @@ from quire_kernels._shapes import ceil_div, check_vector, next_power_of_2
 _MAX_TILE = 4096
 
 
+@triton.jit
+def known_token(p_token_ids, p_sampled, token):  # type: ignore[no-untyped-def]
+    """The id of a token of the step."""
+    token_id = tl.load(p_token_ids + token)
+    if token_id < 0:
+        # -1 where no token was sampled: the result is not used, but the lookup must be in bounds.
+        token_id = tl.maximum(tl.load(p_sampled + (-1 - token_id)), 0)
+    return token_id
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _embed_tokens_kernel(  # type: ignore[no-untyped-def]
     p_output,
@@ -24,10 +34,7 @@ def _embed_tokens_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    token_id = tl.load(p_token_ids + token)
-    if token_id < 0:
-        # -1 where no token was sampled: the result is not used, but the lookup must be in bounds.
-        token_id = tl.maximum(tl.load(p_sampled + (-1 - token_id)), 0)
+    token_id = known_token(p_token_ids, p_sampled, token)
     o_column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     m_column = o_column < WIDTH
     # [TILE]
@@ -96,14 +103,18 @@ def embed_tokens_reference(
 ) -> Tensor:
     """What `embed_tokens` does, in plain torch."""
     _check(token_ids, embedding, positions, position_embedding)
-    places = token_ids.bitwise_not().clamp(min=0)
-    known = torch.where(token_ids < 0, sampled[places], token_ids).clamp(min=0)
-    embedded = embedding[known].float()
+    embedded = embedding[known_tokens_by_torch(token_ids, sampled)].float()
     if scale is not None:
         embedded *= scale
     if positions is not None and position_embedding is not None:
         embedded += position_embedding[positions]
     return embedded
+
+
+def known_tokens_by_torch(token_ids: Tensor, sampled: Tensor) -> Tensor:
+    """The ids of a step's tokens, int64 [num_tokens]."""
+    places = token_ids.bitwise_not().clamp(min=0)
+    return torch.where(token_ids < 0, sampled[places], token_ids).clamp(min=0)
 
 
 def _check(token_ids: Tensor, embedding: Tensor, positions: Tensor | None, position_embedding: Tensor | None) -> None:

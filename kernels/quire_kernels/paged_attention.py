@@ -17,7 +17,15 @@ from quire_kernels._attend import (
     tile_dims,
     tile_keys,
 )
-from quire_kernels._checks import MAX_HEAD_DIM, AttentionRule, PagedKV, check_attention, check_index, require
+from quire_kernels._checks import (
+    MAX_HEAD_DIM,
+    AttentionRule,
+    PagedKV,
+    check_attention,
+    check_index,
+    require,
+    wider_heads,
+)
 from quire_kernels._code_pairs import unpacking
 from quire_kernels._shapes import next_power_of_2
 from quire_kernels.prefill_tiles import PrefillTiles, count_tiles, prefill_rows
@@ -159,11 +167,9 @@ def find_tile(p_query_starts, num_seqs, tile, QUERIES: tl.constexpr):  # type: i
     return sequence, (tile - first_tile) * QUERIES
 
 
-def unsupported_heads(head_dim: int) -> str | None:
-    """Why the Triton kernels cannot attend with heads of `head_dim` dimensions; None: they can."""
-    if head_dim <= MAX_HEAD_DIM:
-        return None
-    return f"attention of heads of {head_dim} dimensions: the most is {MAX_HEAD_DIM}"
+def unsupported_heads(*head_dims: int) -> str | None:
+    """Why the Triton kernels cannot attend with heads of so many dimensions; None: they can."""
+    return wider_heads(max(head_dims), MAX_HEAD_DIM)
 
 
 def paged_attention(

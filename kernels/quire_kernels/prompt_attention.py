@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._attend import LOWEST, load_rows, score_parameters, tile_dims, tile_keys
-from quire_kernels._checks import MAX_HEAD_DIM, require
+from quire_kernels._checks import MAX_PROMPT_HEAD_DIM, require, wider_heads
 from quire_kernels._device import device_limits
 from quire_kernels._shapes import check_rows, check_vector
 from quire_kernels.paged_attention import find_tile
@@ -145,12 +145,17 @@ def prompt_attention_reference(qkv: Tensor, starts: Tensor, num_heads: int) -> T
     return output
 
 
+def unsupported_prompt_heads(head_dim: int) -> str | None:
+    """Why `prompt_attention` cannot attend with heads of so many dimensions; None: it can."""
+    return wider_heads(head_dim, MAX_PROMPT_HEAD_DIM)
+
+
 def _check(qkv: Tensor, starts: Tensor, num_heads: int) -> int:
     """The arguments; returns the dimensions of a head."""
     check_rows(qkv, "qkv")
     require(num_heads >= 1 and qkv.shape[1] % (3 * num_heads) == 0, "num_heads", f"divide {qkv.shape[1]} / 3")
     head_dim = qkv.shape[1] // (3 * num_heads)
-    require(1 <= head_dim <= MAX_HEAD_DIM, "qkv", f"have at most {MAX_HEAD_DIM} dimensions a head")
+    require(1 <= head_dim <= MAX_PROMPT_HEAD_DIM, "qkv", f"have at most {MAX_PROMPT_HEAD_DIM} dimensions a head")
     require(starts.ndim == 1 and len(starts) >= 1, "starts", "be [num_prompts + 1]")
     check_vector(starts, "starts", len(starts), torch.int32, qkv.device)
     return head_dim

@@ -3,7 +3,7 @@
 Root mean square norms (arXiv:1910.07467) and layer norms (arXiv:1607.06450).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -62,6 +62,7 @@ def _row_norm_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     epsilon,
     update_epsilon,
+    sum_scale,
     stride_inputs,
     stride_update,
     WIDTH: tl.constexpr,
@@ -89,6 +90,8 @@ def _row_norm_kernel(  # type: ignore[no-untyped-def]
                 b_update, p_update_weight, p_update_bias, update_epsilon, o_column, m_column, WIDTH, UPDATE_CENTERED
             )
         b_sum = b_inputs + b_update
+        if sum_scale is not None:
+            b_sum *= sum_scale
         tl.store(p_inputs + o_inputs, b_sum, mask=m_tile)
         if not NORM_FIRST:
             b_inputs = b_sum
@@ -142,6 +145,7 @@ def add_row_norm(
     *,
     update_norm: RowNorm | None = None,
     norm_first: bool = False,
+    sum_scale: float | None = None,
 ) -> Tensor:
     """Adds the update to the residual stream in place, and returns `row_norm` of the sum, or the sum.
 
@@ -152,6 +156,7 @@ def add_row_norm(
         dtype: of the result; None: the weight's, or that of `hidden` without a norm.
         update_norm: of the update, before it is added; None: there is none.
         norm_first: the result is the norm of `hidden` without the update.
+        sum_scale: what the sum is multiplied by, only with an update; None: 1.
 
     Returns:
         [num_tokens, width], contiguous.
@@ -159,9 +164,9 @@ def add_row_norm(
     Raises:
         ValueError: an argument, named, has a wrong shape, dtype, stride or device.
     """
-    check_sum(hidden, update)
+    check_sum(hidden, update, sum_scale)
     output = _empty(hidden, norm, dtype)
-    _launch(output, hidden, update, norm, update_norm, norm_first=norm_first)
+    _launch(output, hidden, update, norm, update_norm, norm_first=norm_first, sum_scale=sum_scale)
     return output
 
 
@@ -173,15 +178,17 @@ def add_row_norm_codes(
     *,
     update_norm: RowNorm | None = None,
     norm_first: bool = False,
+    sum_scale: float | None = None,
 ) -> CodedRows:
     """`add_row_norm` in codes: the norm is not rounded to another dtype before.
 
     Raises:
         ValueError: as `add_row_norm`, and for a wrong coding.
     """
-    check_sum(hidden, update)
+    check_sum(hidden, update, sum_scale)
     rows = empty_codes(len(hidden), hidden.shape[1], coding, hidden.device)
-    _launch(rows.codes, hidden, update, norm, update_norm, norm_first=norm_first, scales=rows.scales, coding=coding)
+    how: dict[str, Any] = {"norm_first": norm_first, "sum_scale": sum_scale, "coding": coding}
+    _launch(rows.codes, hidden, update, norm, update_norm, scales=rows.scales, **how)
     return rows
 
 
@@ -199,6 +206,7 @@ def _launch(
     update_norm: RowNorm | None,
     *,
     norm_first: bool,
+    sum_scale: float | None = None,
     scales: Tensor | None = None,
     coding: RowCoding | None = None,
 ) -> None:
@@ -226,6 +234,7 @@ def _launch(
         num_rows,
         0.0 if norm is None else norm.epsilon,
         0.0 if update_norm is None else update_norm.epsilon,
+        sum_scale,
         inputs.stride(0),
         0 if update is None else update.stride(0),
         WIDTH=width,
@@ -265,11 +274,14 @@ def add_row_norm_reference(
     *,
     update_norm: RowNorm | None = None,
     norm_first: bool = False,
+    sum_scale: float | None = None,
 ) -> Tensor:
     """`add_row_norm` in plain torch."""
     before = hidden.clone() if norm_first else hidden
     if update is not None:
         hidden += update if update_norm is None else row_norm_reference(update, update_norm, torch.float32)
+        if sum_scale is not None:
+            hidden *= sum_scale
     return before.to(dtype or before.dtype, copy=True) if norm is None else row_norm_reference(before, norm, dtype)
 
 
@@ -281,19 +293,22 @@ def add_row_norm_codes_reference(
     *,
     update_norm: RowNorm | None = None,
     norm_first: bool = False,
+    sum_scale: float | None = None,
 ) -> CodedRows:
     """`add_row_norm_codes` in plain torch."""
-    normed = add_row_norm_reference(hidden, update, norm, torch.float32, update_norm=update_norm, norm_first=norm_first)
+    how: dict[str, Any] = {"update_norm": update_norm, "norm_first": norm_first, "sum_scale": sum_scale}
+    normed = add_row_norm_reference(hidden, update, norm, torch.float32, **how)
     return code_rows_reference(normed, coding)
 
 
-def check_sum(hidden: Tensor, update: Tensor | None) -> None:
-    """The residual stream is float32, and the update has its shape."""
+def check_sum(hidden: Tensor, update: Tensor | None, sum_scale: float | None = None) -> None:
+    """The residual stream is float32, and the update has its shape; without one there is no scale."""
     check_rows(hidden, "hidden", [torch.float32])
     if update is not None:
         check_rows(update, "update")
         require(update.shape == hidden.shape, "update", "have the shape of hidden")
         require(update.device == hidden.device, "update", "be on the device of hidden")
+    require(update is not None or sum_scale is None, "sum_scale", "come with an update")
 
 
 def check_norm(norm: RowNorm, argument: str, inputs: Tensor) -> None:

@@ -107,6 +107,14 @@ def test_every_architecture_decodes_in_graphs_as_transformers_does(variant: str,
     assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
 
 
+def test_layers_of_different_heads_decode_in_graphs_as_transformers_does(tmp_path: Path) -> None:
+    models = pytest.importorskip("dense_models", exc_type=ImportError).VARIANTS
+    directory = llama_models.save_model(tmp_path, models["gemma4-small"]())
+    asked = llama_models.prompts(1, 17, 33)
+    driver = _driver(directory, cuda_graphs=True, ahead=1, max_sequences=4)
+    assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
+
+
 def test_rows_that_only_fill_up_write_nothing(directory: Path) -> None:
     runner = make_runner(directory, "triton", device="cuda", cuda_graphs=True, max_sequences=8, num_blocks=16)
     asked = llama_models.prompts(1, 1, 1)

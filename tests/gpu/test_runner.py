@@ -37,6 +37,18 @@ def test_float32_is_token_identical_with_transformers(variant: str, tmp_path: Pa
     assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
 
 
+@pytest.mark.parametrize("variant", ["gemma4", "gemma4-small", "gemma4-unified-biased"])
+def test_layers_of_different_heads_are_token_identical_with_transformers(variant: str, tmp_path: Path) -> None:
+    # Configs that older versions of transformers do not have
+    models = pytest.importorskip("dense_models", exc_type=ImportError).VARIANTS
+    directory = llama_models.save_model(tmp_path, models[variant]())
+    asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
+    expected = llama_models.generate(directory, asked, 12, "cuda")
+    for how in ({"cuda_graphs": False}, {"cuda_graphs": True, "max_sequences": 8}):
+        driver = Driver(make_runner(directory, "triton", device="cuda", **how), chunk=8)
+        assert driver.generate(asked, 12) == expected
+
+
 def test_bfloat16_samples_the_tokens_of_float32_where_the_choice_is_clear(tmp_path: Path) -> None:
     directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
     asked = llama_models.prompts(1, 15, 16, 17, 33, 64)

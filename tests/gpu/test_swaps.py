@@ -100,7 +100,7 @@ def test_a_swap_out_waits_for_the_writes_before_it_and_none_behind() -> None:
 
 def test_memory_that_is_there_can_be_pinned() -> None:
     for _ in range(2):  # at the same address, as a rule
-        host_blocks = CacheShape(2, 2, 16, 64, torch.float16).allocate_host(64)
+        host_blocks = CacheShape.of_equal_layers(2, 2, 16, 64, torch.float16).allocate_host(64)
         assert not host_blocks.is_pinned()
         pin(host_blocks)
         assert host_blocks.is_pinned()

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from quire_kernels.activation import (
     Activation,
+    activation_product,
+    activation_product_reference,
     gated_activation,
     gated_activation_reference,
     plain_activation,
@@ -53,6 +55,27 @@ def test_activation(
     assert actual.is_contiguous()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_tokens", "width"), [(2, 15), (3, 256), (2, 2049)])
+@pytest.mark.parametrize("activation", PLAIN)
+def test_activation_times_factors(
+    activation: Activation,
+    dtype: torch.dtype,
+    num_tokens: int,
+    width: int,
+    device: str,
+    assert_close: Callable[[Tensor, Tensor], None],
+) -> None:
+    torch.manual_seed(0)
+    # Slices of wider rows
+    inputs = (torch.randn(num_tokens, width + 8) * 3).to(device, dtype)[:, :width]
+    factors = torch.randn(num_tokens, 3, width).to(device, dtype)[:, 1]
+    actual = activation_product(inputs, factors, activation)
+    assert_close(actual, activation_product_reference(inputs, factors, activation))
+    assert torch.equal(actual, gated_activation(torch.cat((inputs, factors), 1), activation))
+    assert actual.is_contiguous()
+
+
 @pytest.mark.parametrize("activation", PLAIN)
 def test_far_values_neither_overflow_nor_vanish(activation: Activation, device: str) -> None:
     inputs = torch.tensor([FAR], device=device)
@@ -82,7 +105,9 @@ def test_nan_stays_nan(activation: Activation, device: str) -> None:
 
 def test_no_tokens(device: str) -> None:
     assert gated_activation(torch.zeros((0, 8), device=device), Activation.SILU).shape == (0, 4)
-    assert plain_activation(torch.zeros((0, 8), device=device), Activation.SILU).shape == (0, 8)
+    nothing = torch.zeros((0, 8), device=device)
+    assert plain_activation(nothing, Activation.SILU).shape == (0, 8)
+    assert activation_product(nothing, nothing, Activation.SILU).shape == (0, 8)
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows[0], lambda rows: rows.long(), lambda rows: rows.T])
@@ -96,3 +121,23 @@ def test_a_wrong_argument_is_named(change: Callable[[Tensor], Tensor], device: s
 def test_gate_and_up_have_the_same_width(device: str) -> None:
     with pytest.raises(ValueError, match=r"^gate_up: must have an even width"):
         gated_activation(torch.zeros((4, 7), device=device), Activation.SILU)
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("inputs", {"inputs": torch.zeros(4)}),
+        ("factors", {"factors": torch.zeros(4, 7)}),
+        ("factors", {"factors": torch.zeros(8, 4).T}),
+        ("factors", {"factors": torch.zeros(4, 8, dtype=torch.int64)}),
+        ("activation", {"activation": Activation.SWIGLU_OAI}),
+    ],
+)
+def test_a_wrong_argument_of_a_product_is_named(argument: str, change: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {
+        "inputs": torch.zeros(4, 8),
+        "factors": torch.zeros(4, 8),
+        "activation": Activation.SILU,
+    }
+    with pytest.raises(ValueError, match=rf"^{argument}: "):
+        activation_product(**arguments | change)

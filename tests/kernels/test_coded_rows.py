@@ -13,6 +13,8 @@ from quire_kernels.coded_rows import (
     CodedRows,
     RowCoding,
     code_activation,
+    code_activation_product,
+    code_activation_product_reference,
     code_activation_reference,
     code_rows,
     code_rows_reference,
@@ -88,8 +90,19 @@ def test_activations(activation: Activation, is_gated: bool, coding: RowCoding, 
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
+@pytest.mark.parametrize("width", [24, 256, 2049])
+def test_activations_times_factors(coding: RowCoding, width: int, device: str) -> None:
+    rows, factors = (rows_of(device, torch.float16, 3, width) for _ in range(2))
+    coded = code_activation_product(rows, factors, Activation.GELU_TANH, coding)
+    assert_codes(coded, code_activation_product_reference(rows, factors, Activation.GELU_TANH, coding))
+    together = code_activation(torch.cat((rows, factors), 1), Activation.GELU_TANH, coding, is_gated=True)
+    assert torch.equal(coded.codes.view(torch.int8), together.codes.view(torch.int8))
+    assert torch.equal(coded.scales, together.scales)
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("added", ["alone", "added", "normed and added", "norm first"])
+@pytest.mark.parametrize("added", ["alone", "added", "normed and added", "norm first", "scaled"])
 @pytest.mark.parametrize(("num_rows", "width"), [(1, 64), (3, 576), (5, 111), (17, 2)])
 def test_norms(coding: RowCoding, kind: str, added: str, num_rows: int, width: int, device: str) -> None:
     torch.manual_seed(0)
@@ -99,6 +112,7 @@ def test_norms(coding: RowCoding, kind: str, added: str, num_rows: int, width: i
     how: dict[str, Any] = {
         "update_norm": norm if added == "normed and added" else None,
         "norm_first": added == "norm first",
+        "sum_scale": 0.3 if added == "scaled" else None,
     }
     actual, expected = hidden.clone(), hidden.clone()
     change = None if added == "alone" else update

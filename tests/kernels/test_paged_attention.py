@@ -62,11 +62,26 @@ def test_narrow_heads(make_batch: Callable[..., Any], assert_close: Callable[...
     assert unsupported_heads(head_dim) is None
 
 
-def test_heads_of_more_than_256_dimensions_are_refused(make_batch: Callable[..., Any]) -> None:
-    assert unsupported_heads(256) is None
-    assert unsupported_heads(257) == "attention of heads of 257 dimensions: the most is 256"
-    arguments = make_batch([(1, 33)], (1, 1), 257).arguments()
-    with pytest.raises(ValueError, match=r"^query: must have at most 256 dimensions a head"):
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [320, 512])
+def test_wide_heads(
+    make_batch: Callable[..., Any],
+    assert_close: Callable[..., None],
+    head_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+) -> None:
+    sequences = [(1, 33), (9, 40), (17, 17)]
+    arguments = make_batch(sequences, (1, 8), head_dim, dtype=dtype, cache_dtype=cache_dtype).arguments()
+    assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
+
+
+def test_heads_of_more_than_512_dimensions_are_refused(make_batch: Callable[..., Any]) -> None:
+    assert unsupported_heads(256, 512) is None
+    assert unsupported_heads(513, 256) == "attention of heads of 513 dimensions: the most is 512"
+    arguments = make_batch([(1, 33)], (1, 1), 513).arguments()
+    with pytest.raises(ValueError, match=r"^query: must have at most 512 dimensions a head"):
         paged_attention(**arguments)
 
 

@@ -53,6 +53,21 @@ def test_narrow_heads(make_batch: Callable[..., Any], assert_close: Callable[...
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [320, 512])
+def test_wide_heads(
+    make_batch: Callable[..., Any],
+    assert_close: Callable[..., None],
+    head_dim: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+) -> None:
+    batch = make_batch([(1, 33), (1, 300)], (1, 8), head_dim, dtype=dtype, cache_dtype=cache_dtype)
+    arguments = batch.decode_arguments(keys_per_split=128)
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
 @pytest.mark.parametrize("window", [1, 63, 64, 65, 127, 128, 129, 300])
 def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int) -> None:
     batch = make_batch([(1, context) for context in (1, 64, 65, 200, 300)], (1, 2), window=window)

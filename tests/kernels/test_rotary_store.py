@@ -30,6 +30,7 @@ def make_arguments(device: str) -> Callable[..., Arguments]:
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
         positions: list[int] | None = None,
+        values_are_keys: bool = False,
         **others: Any,
     ) -> Arguments:
         torch.manual_seed(0)
@@ -42,7 +43,8 @@ def make_arguments(device: str) -> Callable[..., Arguments]:
         exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
         sampled = torch.randint(131_072, (num_tokens,)) if positions is None else torch.tensor(positions)
         # A part of a wider row
-        qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads + 1) * head_dim)[:, head_dim:]
+        num_parts = 1 if values_are_keys else 2
+        qkv = torch.randn(num_tokens, (num_heads + num_parts * num_kv_heads + 1) * head_dim)[:, head_dim:]
         scales = {}
         if cache_dtype is not None:
             both = torch.zeros(num_blocks, 2, 2, num_kv_heads, block_size, device=device)
@@ -54,6 +56,7 @@ def make_arguments(device: str) -> Callable[..., Arguments]:
             "key_cache": cache[:, 1, 0],
             "value_cache": cache[:, 1, 1],
             "slots": slots.to(device),
+            "values_are_keys": values_are_keys,
             **scales,
             **others,
         }
@@ -125,6 +128,46 @@ def test_norms_of_heads(
     norm = HeadNorm(weights[0], weights[1], 0.5, 2.0, after_rotation)
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 128, "rotary_dim": rotary_dim, "dtype": dtype}
     check(lambda: make_arguments(**shape, norm=norm), assert_close)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, *CODE_ERRORS], ids=str)
+@pytest.mark.parametrize("values_are_keys", [False, True])
+@pytest.mark.parametrize(("normed", "after_rotation"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (96, 32), (512, 512)])
+def test_norms_of_values(
+    make_arguments: Callable[..., Arguments],
+    assert_close: Check,
+    device: str,
+    cache_dtype: torch.dtype | None,
+    values_are_keys: bool,
+    normed: bool,
+    after_rotation: bool,
+    head_dim: int,
+    rotary_dim: int,
+) -> None:
+    weights = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(1)).to(device)
+    norm = HeadNorm(weights[0], weights[1], 0.5, 2.0, after_rotation) if normed else None
+    shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": head_dim, "rotary_dim": rotary_dim}
+    how = {"cache_dtype": cache_dtype, "norm": norm, "value_epsilon": 0.25, "values_are_keys": values_are_keys}
+    tolerance = CODE_ERRORS.get(cache_dtype) if cache_dtype else None
+    check(lambda: make_arguments(**shape, **how), assert_close, tolerance)
+    arguments = make_arguments(**shape, **how)
+    rotary_store(**arguments)
+    # Values of a token that is stored have the root mean square of 1, but for the epsilon.
+    stored = caches(arguments)[1]
+    mean_squares = stored[(stored != 0).any(-1)].float().square().mean(-1)
+    assert ((mean_squares > 0.5) & (mean_squares < 1.0)).all()
+
+
+def test_values_that_are_keys_are_those_before_norm_and_rotation(
+    make_arguments: Callable[..., Arguments], device: str
+) -> None:
+    weights = torch.full((2, 64), 3.0, device=device)
+    norm = HeadNorm(weights[0], weights[1], 1e-6, 1e-6)
+    arguments = make_arguments(num_tokens=1, num_heads=2, num_kv_heads=1, values_are_keys=True, norm=norm)
+    rotary_store(**arguments)
+    stored = caches(arguments)[1]
+    assert torch.equal(stored[(stored != 0).any(-1)][0], arguments["qkv"][0, 128:])
 
 
 @pytest.mark.parametrize("cache_dtype", [None, *CODE_ERRORS], ids=str)
@@ -204,6 +247,15 @@ def test_negative_slots_store_nothing(make_arguments: Callable[..., Arguments], 
     unstored["slots"].fill_(-1)
     assert torch.equal(rotary_store(**unstored), stored)
     assert not caches(unstored).any()
+
+
+def test_queries_beside_keys_alone(make_arguments: Callable[..., Arguments]) -> None:
+    arguments = make_arguments(values_are_keys=True)
+    with pytest.raises(ValueError, match=r"^qkv: must hold query heads beside key_cache's num_kv_heads twice"):
+        rotary_store(**arguments | {"values_are_keys": False})
+    arguments["qkv"] = arguments["qkv"][:, : 3 * 64]
+    with pytest.raises(ValueError, match=r"^qkv: must hold query heads beside key_cache's num_kv_heads once"):
+        rotary_store(**arguments)
 
 
 def test_no_tokens(make_arguments: Callable[..., Arguments]) -> None:

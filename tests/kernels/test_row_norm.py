@@ -89,6 +89,28 @@ def test_the_update_is_normalised_before_it_is_added(
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("kinds", [("rms", "layer"), ("rms", None), (None, None)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_sum_is_multiplied_by_a_scale(
+    norm_first: bool,
+    kinds: tuple[str | None, str | None],
+    dtype: torch.dtype,
+    make_norm: Callable[..., RowNorm],
+    device: str,
+    assert_close: Check,
+) -> None:
+    hidden, update = make_rows(device, 5, 111, dtype)
+    norm, update_norm = (None if kind is None else make_norm(kind, 111, dtype) for kind in kinds)
+    options: dict[str, Any] = {"update_norm": update_norm, "norm_first": norm_first}
+    actual, expected, unscaled = hidden.clone(), hidden.clone(), hidden.clone()
+    normed = add_row_norm(actual, update, norm, **options, sum_scale=-0.3)
+    assert_close(normed, add_row_norm_reference(expected, update, norm, **options, sum_scale=-0.3))
+    assert_close(actual, expected)
+    add_row_norm(unscaled, update, norm, **options)
+    assert_close(expected, unscaled * -0.3)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("updated", ["updated", "alone"])
 def test_without_a_norm_the_sum_is_returned(
     norm_first: bool, updated: str, make_norm: Callable[..., RowNorm], device: str, assert_close: Check
@@ -183,3 +205,8 @@ def test_a_wrong_argument_is_named(argument: str, change: Callable[[Any], Any], 
     arguments[name] = change(arguments[name])
     with pytest.raises(ValueError, match=f"^{argument}: "):
         add_row_norm(**arguments)
+
+
+def test_a_scale_without_an_update_is_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=r"^sum_scale: must come with an update"):
+        add_row_norm(torch.zeros(4, 8, device=device), None, None, sum_scale=2.0)

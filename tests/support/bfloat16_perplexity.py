@@ -30,10 +30,13 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     **latent_models.VARIANTS,
 }
 BOUND = 1e-3
-# Random routers with sigmoids choose among nearly equal weights, so rounding changes the choice. The hidden states of
-# transformers are rounded too, and its perplexity is up to 0.4 % above that in float32: ours must not be farther away.
-# Of few decodes, chance decides who meets such a choice: theirs are not compared.
-ROUNDING_CHOOSES_EXPERTS = {"deepseek-v3", "deepseek-v3-plain", "glm4-moe", "glm4-moe-lite"}
+# Random routers choose among nearly equal weights, so rounding changes the choice. transformers rounds hidden states
+# too, and its perplexity is up to 0.5 % above that in float32; with vectors of each layer's own, which it also rounds,
+# up to 0.9 %. Ours must not be farther away. Of few decodes, chance decides who meets such a choice: theirs are not
+# compared.
+ROUNDING_DECIDES = {
+    "deepseek-v3", "deepseek-v3-plain", "glm4-moe", "glm4-moe-lite", "gemma4-experts", "gemma4-small"
+}  # fmt: skip
 # The Triton kernels compute prompts in chunks of _CHUNK tokens, and decode _NUM_DECODED tokens after _NUM_GIVEN.
 _CHUNK, _NUM_GIVEN, _NUM_DECODED = 19, 8, 3
 # The largest divergence of the Triton kernels from float32, as a multiple of that of transformers in bfloat16.
@@ -111,7 +114,7 @@ def check_triton_kernels(name: str, directory: Path, device: str, num_texts: int
         of_theirs.append(_divergences(of_exact, of_rounded))
         assert of_ours[-1].median() < _DIVERGENCE_BOUND * of_theirs[-1].median()
     ours, theirs = (float(torch.cat(each).mean()) for each in (of_ours, of_theirs))
-    if name in ROUNDING_CHOOSES_EXPERTS:
+    if name in ROUNDING_DECIDES:
         # Of so few tokens, the number that get other experts is random.
         assert math.expm1(ours) < max(BOUND, _DIVERGENCE_BOUND * math.expm1(theirs))
     else:

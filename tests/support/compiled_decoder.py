@@ -1,17 +1,43 @@
 """A random decoder's compiled forward pass, for tests."""
 
+from ctypes import pointer
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 import compiled
 from joined_heads import joined_heads
+from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import pack_for_amx
 from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
-from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
+from quire_kernels.cpu.decoder import (
+    Decoder,
+    DecoderLayerArgs,
+    DecoderModelArgs,
+    DecoderStepArgs,
+    HeadsArgs,
+    LayerInputArgs,
+    LayerInputsArgs,
+    MlpArgs,
+    RopeArgs,
+)
 from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
 from quire_kernels.cpu.norms import NormArgs, pack_norm
-from random_decoder import CONTEXT, HEADS, HIDDEN, KV_HEADS, VOCAB, RandomDecoder, RandomLayer, RandomNorm
+from random_decoder import (
+    CONTEXT,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    VOCAB,
+    RandomDecoder,
+    RandomInput,
+    RandomInputs,
+    RandomLayer,
+    RandomNorm,
+)
+from worker_svc.cache import CacheShape
+from worker_svc.model_layout import KVShape
 
 BLOCK_SIZE = 16
 
@@ -34,26 +60,32 @@ class Compiled:
         self._pairs_halves = pairs_halves
         num_blocks = -(-CONTEXT // block_size)
         self._table = torch.arange(num_blocks, dtype=torch.int32)
-        vectors = len(model.layers) * 2 * KV_HEADS * block_size
-        code_bytes = vectors * model.dim
-        scale_bytes = vectors * torch.float32.itemsize
-        block_bytes = code_bytes + scale_bytes if has_codes else code_bytes * dtype.itemsize
-        cache = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8)
+        shape = CacheShape(
+            tuple(KVShape(KV_HEADS, layer.dim) for layer in model.layers),
+            block_size,
+            torch.int8 if has_codes else dtype,
+        )
+        cache = shape.allocate(num_blocks, torch.device("cpu"))
         layers = (DecoderLayerArgs * len(model.layers))(*map(self._layer, model.layers))
+        for number, (layer, arguments) in enumerate(zip(model.layers, layers, strict=True)):
+            views = cache.layers[number if layer.shared is None else layer.shared]
+            arguments.cache = views.keys.data_ptr()
+            arguments.cache_scales = None if views.key_scales is None else views.key_scales.data_ptr()
         ropes = (RopeArgs * len(model.ropes))(
             *(RopeArgs(frequencies.data_ptr(), len(frequencies), factor) for frequencies, factor in model.ropes)
         )
-        arguments = DecoderModelArgs(
-            *(HIDDEN, len(model.layers), HEADS, KV_HEADS, model.dim, layers),
+        inputs = None if model.inputs is None else self._inputs(model.inputs)
+        of_model = DecoderModelArgs(
+            *(HIDDEN, len(model.layers), layers),
             *(self._norm(model.norm), self._matrix(model.head, model.head_bias)),
             *(model.logits_scale, model.logits_soft_cap),
             *(model.embedding.data_ptr(), model.embedding_scale),
             None if model.positions is None else model.positions.data_ptr(),
-            *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, block_size, False),
-            *(len(ropes), ropes, pairs_halves),
+            *(None if inputs is None else pointer(inputs), shape.block_bytes, block_size),
+            *(len(ropes), ropes),
         )
-        self._kept += [model, cache, ropes]
-        self._decoder = Decoder(compiled.thread_pool(), dtype, arguments, use_amx=use_amx)
+        self._kept += [model, cache, ropes, layers, inputs]
+        self._decoder = Decoder(compiled.thread_pool(), dtype, of_model, use_amx=use_amx)
 
     def logits(self, tokens: Tensor, first: int = 0, num_unstored: int = 0) -> Tensor:
         """The logits behind each of these tokens, which are those from position `first` on: float32 [tokens, VOCAB].
@@ -118,16 +150,39 @@ class Compiled:
             self._norm(layer.attention_norm),
             self._norm(layer.query_norm),
             self._norm(layer.key_norm),
+            self._norm(layer.value_norm),
             self._norm(layer.post_attention_norm),
             self._norm(layer.mlp_norm),
             self._norm(layer.post_mlp_norm),
             self._matrix(joined_heads([layer.qkv], layer.dim) if self._pairs_halves else layer.qkv),
             self._matrix(layer.output),
+            HeadsArgs(HEADS, KV_HEADS, layer.dim, self._pairs_halves),
             RuleArgs(layer.dim**-0.5),
             -1 if layer.rope is None else layer.rope,
             MlpArgs(self._matrix(first), self._matrix(layer.down), layer.activation, layer.is_gated),
             None,
+            None,
             layer.is_parallel,
             layer.has_joint_norms,
             layer.norms_after_rotation,
+            None,
+            layer.shared is None,
+            layer.values_are_keys,
+            None if layer.input is None else pointer(self._input(layer.input)),
+            layer.scale,
+        )
+
+    def _input(self, each: RandomInput) -> LayerInputArgs:
+        return LayerInputArgs(
+            self._matrix(each.gate), self._matrix(each.up), self._norm(each.norm), ActivationCode.SILU
+        )
+
+    def _inputs(self, inputs: RandomInputs) -> LayerInputsArgs:
+        return LayerInputsArgs(
+            inputs.width,
+            inputs.embedding.data_ptr(),
+            inputs.embedding_scale,
+            self._matrix(inputs.projection),
+            self._norm(inputs.norm),
+            inputs.scale,
         )

@@ -15,6 +15,8 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     GemmaConfig,
     Glm4Config,
     GlmConfig,
@@ -41,7 +43,7 @@ from transformers import (
     Starcoder2Config,
 )
 
-from transformers_models import COMMON
+from transformers_models import COMMON, VOCAB
 
 WINDOW = 7
 ORIGINAL_CONTEXT = 96
@@ -56,6 +58,21 @@ _GEMMA3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
 }
+# A head's frequencies, of which layers without a window turn a part
+_GEMMA4_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "factor": 2.0},
+}
+_GEMMA4: dict[str, Any] = {
+    **_SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "global_head_dim": 48,
+    "sliding_window": WINDOW, "rope_parameters": _GEMMA4_ROPES, "final_logit_softcapping": 5.0, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+_GEMMA4_SMALL: dict[str, Any] = {
+    **_GEMMA4, "num_hidden_layers": 5, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "full", "sliding", "full")],
+    "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": VOCAB,
+}  # fmt: skip
 _OLMO3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
     "full_attention": {
@@ -95,6 +112,15 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_SIZES | {"num_hidden_layers": 3}, **_GEMMA, rope_parameters=_GEMMA3_ROPES,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
     ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **_GEMMA4 | {"num_global_key_value_heads": 1}, hidden_size_per_layer_input=0, attention_k_eq_v=True
+    ),
+    "gemma4-small": lambda: Gemma4TextConfig(**_GEMMA4_SMALL),
+    "gemma4-experts": lambda: Gemma4TextConfig(
+        **_GEMMA4, hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=3,
+        moe_intermediate_size=24,
+    ),
+    "gemma4-unified-biased": lambda: Gemma4UnifiedTextConfig(**_GEMMA4 | _TIED, attention_bias=True),
     "smollm3": lambda: SmolLM3Config(
         **_SIZES, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW
     ),

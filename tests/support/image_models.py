@@ -11,6 +11,10 @@ from transformers import (
     Cohere2VisionConfig,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedTextConfig,
     GraniteConfig,
     Idefics3Config,
     InternVLConfig,
@@ -32,7 +36,7 @@ from transformers import (
 )
 
 import llama_models
-from dense_models import _GEMMA, _GEMMA3_ROPES, _GRANITE, _MINISTRAL3, _SIZES, WINDOW
+from dense_models import _GEMMA, _GEMMA3_ROPES, _GEMMA4, _GEMMA4_SMALL, _GRANITE, _MINISTRAL3, _SIZES, WINDOW
 
 _TIED: dict[str, Any] = {"tie_word_embeddings": True}
 _TOWER: dict[str, Any] = {
@@ -46,6 +50,14 @@ _INTERN: dict[str, Any] = {**_TOWER, "model_type": "internvl_vision", "image_siz
 _QWEN: dict[str, Any] = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48}
 _QWEN2: dict[str, Any] = {"depth": 1, "embed_dim": 32, "hidden_size": 48, "num_heads": 2, "mlp_ratio": 2}
 _QWEN3: dict[str, Any] = {**_QWEN, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+_GEMMA4_VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16,
+}  # fmt: skip
+_GEMMA4_TOKENS: dict[str, Any] = {
+    "image_token_id": 300, "video_token_id": 301, "audio_token_id": 302, "boi_token_id": 303, "eoi_token_id": 304,
+    "boa_token_id": 305, "eoa_token_index": 306,
+}  # fmt: skip
 # No token of the tests' vocabulary.
 _IMAGE: dict[str, Any] = {"image_token_id": 300}
 _VIDEO: dict[str, Any] = {
@@ -70,6 +82,10 @@ def _gemma3_text() -> Gemma3TextConfig:
     )  # fmt: skip
 
 
+def _gemma4_text(**fields: Any) -> Gemma4TextConfig:
+    return Gemma4TextConfig(**_GEMMA4_SMALL | fields)
+
+
 def _ministral3_text(**fields: Any) -> Ministral3Config:
     return Ministral3Config(**_SIZES | fields, head_dim=32, rope_parameters=dict(_MINISTRAL3))
 
@@ -82,6 +98,15 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     ),
     "gemma3-tied": lambda: Gemma3Config(
         text_config=_gemma3_text(), vision_config=_SIGLIP, mm_tokens_per_image=4, image_token_index=300, **_TIED
+    ),
+    "gemma4": lambda: Gemma4Config(
+        text_config=_gemma4_text(), vision_config=_GEMMA4_VISION, audio_config=None, **_GEMMA4_TOKENS, **UNTIED
+    ),
+    "gemma4-tied": lambda: Gemma4Config(
+        text_config=_gemma4_text(**_TIED), vision_config=_GEMMA4_VISION, audio_config=None, **_GEMMA4_TOKENS, **_TIED
+    ),
+    "gemma4-unified": lambda: Gemma4UnifiedConfig(
+        text_config=Gemma4UnifiedTextConfig(**_GEMMA4), **_GEMMA4_TOKENS, **UNTIED
     ),
     "mistral3": lambda: Mistral3Config(
         text_config=MistralConfig(**_SIZES, head_dim=32, sliding_window=None), vision_config=_PIXTRAL,

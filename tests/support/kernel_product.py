@@ -58,7 +58,7 @@ def all_extras() -> list[Case]:
         "window": [None, 1, 100, 1000],
         "soft_cap": [None, 1.5],
         "heads": HEADS,
-        "head_dim": HEAD_DIMS,
+        "head_dim": [*HEAD_DIMS, 512],
         "block_size": BLOCK_SIZES,
         "dtype": DTYPES,
     }

@@ -58,10 +58,13 @@ def save_model(directory: Path, config: Any, kind: Any = AutoModelForCausalLM, *
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name or ".ln_" in name:
+            if name.endswith(("bias", "router.scale", "per_expert_scale")) or "norm" in name or ".ln_" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
             elif name.endswith("sinks"):
                 parameter.add_(torch.randn_like(parameter) + 1.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     model.save_pretrained(directory, **options)
     (directory / "tokenizer.json").write_text("{}")
     return directory

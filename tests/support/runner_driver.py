@@ -96,10 +96,12 @@ def make_runner(
 
 def _fill_with_garbage(cache: KVCache) -> None:
     generator = torch.Generator(cache.device).manual_seed(0)
-    if cache.scales is None:
-        cache.values.normal_(generator=generator)
-    else:
+    if cache.has_scales:
         cache.blocks.random_(0, 120, generator=generator)
+        return
+    for layer in cache.layers:
+        layer.keys.normal_(generator=generator)
+        layer.values.normal_(generator=generator)
 
 
 def _load(

@@ -56,7 +56,7 @@ def test_an_architecture_took_what_the_list_says(row: Row) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.module.stem)
 def test_an_architecture_has_configs_and_a_test_that_uses_them(row: Row) -> None:
-    pattern = r'Architecture(?:\.of_(?:decoder|encoder|text_model))?\(__file__, "(\w+?)(?:ForCausalLM|Model)?"'
+    pattern = r'Architecture(?:\.of_(?:decoder|encoder|text_model))?\(\s*__file__, "(\w+?)(?:ForCausalLM|Model)?"'
     named = re.search(pattern, row.module.read_text())
     assert named is not None
     configs = (ROOT / "tests/support" / row.configs).read_text()

@@ -29,7 +29,9 @@ Arrays = list[NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSetup:
-    """What is attended with and to. All layers have the same heads; each has a rule of its own."""
+    """What is attended with and to. All layers have the same heads; each has a rule of its own. A model whose layers
+    differ in their heads has a setup for each shape of heads.
+    """
 
     num_heads: int
     num_kv_heads: int

@@ -72,13 +72,19 @@ class Architecture:
 
     @classmethod
     def of_text_model(
-        cls, source: str, name: str, describe: Callable[[Any], AnyDescription | None] | None = None
+        cls,
+        source: str,
+        name: str,
+        describe: Callable[[Any], AnyDescription | None] | None = None,
+        *,
+        has_soft_cap: bool = False,
     ) -> "Architecture":
         """The text model of a model that also takes images, with the classes `name`ForConditionalGeneration and
         `name`Model. `describe` is given the config of the text model; None: the architecture of its `model_type`
-        describes it.
+        describes it. `has_soft_cap`: whether the logits of the whole model have the soft cap of its text model's.
         """
-        return cls(source, f"{name}ForConditionalGeneration", partial(_text_model, describe), (f"{name}Model",))
+        text_model = partial(_text_model, describe, has_soft_cap=has_soft_cap)
+        return cls(source, f"{name}ForConditionalGeneration", text_model, (f"{name}Model",))
 
     def describes(self, config: Any) -> bool:
         """Whether a config names no class, or one of these."""
@@ -123,7 +129,9 @@ def identity_of(model_type: str) -> bytes:
     return identity + source_of(model_type) if identity else b""
 
 
-def _text_model(describe: Callable[[Any], AnyDescription | None] | None, config: Any) -> ModelDescription | None:
+def _text_model(
+    describe: Callable[[Any], AnyDescription | None] | None, config: Any, *, has_soft_cap: bool
+) -> ModelDescription | None:
     """The description that `Architecture.of_text_model` makes of a config."""
     text = copy(config.get_text_config())
     # Not every text model's config has this field. transformers reads that of the whole model.
@@ -135,7 +143,9 @@ def _text_model(describe: Callable[[Any], AnyDescription | None] | None, config:
         describe = architecture.describe
     with _describing(text.model_type):
         decoder = describe(text)
-        return of_text_model(with_directions(decoder, text), config.model_type) if is_decoder(decoder) else None
+        if not is_decoder(decoder):
+            return None
+        return of_text_model(with_directions(decoder, text), config.model_type, has_soft_cap=has_soft_cap)
 
 
 @contextmanager

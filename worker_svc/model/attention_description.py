@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from worker_svc.model.linear_description import LinearLayer, Norm, require
+from worker_svc.model.linear_description import LinearLayer, Norm, require, require_epsilon
 
 
 class RopeKind(Enum):
@@ -15,6 +15,8 @@ class RopeKind(Enum):
     YARN = "yarn"
     LONGROPE = "longrope"
     """Only within the original context, so that keys in the cache keep their frequencies."""
+    PROPORTIONAL = "proportional"
+    """The first `turned_share` of the pairs turn, with the frequencies that they have among all; the others stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class RopeConfig:
     theta: float
     factor: float = 1.0
     """All kinds but DEFAULT."""
+    turned_share: float = 1.0
+    """PROPORTIONAL."""
     original_context_length: int = 0
     """LLAMA3 and YARN."""
     low_freq_factor: float = 1.0
@@ -116,6 +120,12 @@ class AttentionSpec:
     """Of each head, or of all heads together, before rotation."""
     norms_after_rotation: bool = False
     """Whether these norms, which then are of each head, come after rotation."""
+    value_norm_eps: float | None = None
+    """The epsilon of an RMS norm without a weight of each head's values; None: they have no norm."""
+    values_are_keys: bool = False
+    """Whether values are what keys are before their norm and rotation: `qkv` returns queries and keys."""
+    shared_layer: int | None = None
+    """The layer before this one whose keys and values it reads: `qkv` returns queries alone. None: it has its own."""
     kv_format: KVFormat | None = None
     """None: what the worker's settings choose."""
     latent: LatentSpec | None = None
@@ -133,7 +143,9 @@ class AttentionSpec:
             self._check_latent(self.latent)
             return
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
+        parts = queries, *(keys,) * self.num_kv_parts
+        require(self.qkv.outputs == parts, "qkv", f"of the outputs {parts}")
+        self._check_values()
         require(self.output.inputs == queries, "output", f"of {queries} inputs")
         if (neighbours := self.qkv.rotated_neighbours) is not None:
             has_norms = self.query_norm is not None or self.key_norm is not None
@@ -144,6 +156,25 @@ class AttentionSpec:
         for name, norm, whole in (("query_norm", self.query_norm, queries), ("key_norm", self.key_norm, keys)):
             size = whole if self.has_joint_norms else self.head_dim
             require(norm is None or norm.size == size, name, f"of the size {self.head_dim}, or {whole} for all heads")
+
+    @property
+    def num_kv_parts(self) -> int:
+        """What `qkv` returns behind queries: keys and values, keys alone, or nothing."""
+        return 0 if self.shared_layer is not None else 1 if self.values_are_keys else 2
+
+    def _check_values(self) -> None:
+        if self.shared_layer is not None:
+            own = self.key_norm is not None or self.value_norm_eps is not None or self.values_are_keys
+            require(not own, "key_norm", "absent, as what is said of values, where another layer has them")
+        if self.values_are_keys:
+            has_norms = self.key_norm is not None and self.value_norm_eps is not None
+            require(
+                has_norms and not self.has_joint_norms,
+                "key_norm",
+                "of each head, as value_norm_eps, where values are keys",
+            )
+        if self.value_norm_eps is not None:
+            require_epsilon("value_norm_eps", self.value_norm_eps)
 
     @property
     def has_joint_norms(self) -> bool:

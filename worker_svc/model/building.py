@@ -4,7 +4,7 @@ Linear layers are read one after the other, and each is released before the next
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from worker_svc.model.description import (
     AttentionSpec,
+    BesideSpec,
     DecoderLayer,
     ExpertsSpec,
     LatentSpec,
+    LayerInputSpec,
+    LayerInputsSpec,
     LinearLayer,
     MlpSpec,
     ModelDescription,
@@ -61,6 +64,7 @@ class ExpertWeights:
     experts: tuple[MlpWeights, ...]
     shared: MlpWeights | None
     choice_bias: Tensor | None = None
+    weight_scales: Tensor | None = None
     """float32 [num_experts], on the model's device."""
 
 
@@ -71,8 +75,8 @@ class BodyBuilder(Protocol[LinearT_co, NormT_co, ExpertsT_co]):
         """A linear layer of the backend. `weights` are not valid after the call."""
 
     def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> NormT_co:
-        """A norm; `weight` and `bias` [norm.size] are in the model's dtype and on its device. The offset of the weight
-        is not yet added.
+        """A norm; `weight` and `bias` [norm.size] are in the model's dtype and on its device, as the checkpoint has
+        them.
         """
 
     def experts(self, weights: ExpertWeights) -> ExpertsT_co:
@@ -108,6 +112,41 @@ class BuiltLatent(Generic[LinearT, NormT]):
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltBeside(Generic[LinearT, NormT]):
+    """An MLP beside experts, and the norms around both."""
+
+    spec: BesideSpec
+    mlp: BuiltMlp[LinearT]
+    norm: NormT
+    post_norm: NormT
+    experts_post_norm: NormT
+    router_norm: NormT
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLayerInput(Generic[LinearT, NormT]):
+    """What a layer computes of its own vector."""
+
+    spec: LayerInputSpec
+    gate: LinearT
+    up: LinearT
+    norm: NormT
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLayerInputs(Generic[LinearT, NormT]):
+    """The vectors of all layers."""
+
+    spec: LayerInputsSpec
+    embedding: Tensor
+    """[vocab_size, num_layers * width], contiguous, in the model's dtype and on its device."""
+    embedding_scale: float
+    """As the dtype of the model has it."""
+    projection: LinearT
+    norm: NormT
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     """One decoder layer of a backend."""
 
@@ -124,6 +163,10 @@ class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     latent: BuiltLatent[LinearT, NormT] | None = None
     sinks: Tensor | None = None
     """float32 [num_heads], on the model's device."""
+    beside: BuiltBeside[LinearT, NormT] | None = None
+    input: BuiltLayerInput[LinearT, NormT] | None = None
+    scale: float = 1.0
+    """What the hidden states are multiplied by at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +181,14 @@ class BuiltBody(Generic[LinearT, NormT, ExpertsT]):
     norm: NormT
     embedding_scale: float
     """What embeddings are multiplied by, as the dtype of the model has it if the description says so."""
+    layer_inputs: BuiltLayerInputs[LinearT, NormT] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel(BuiltBody[LinearT, NormT, ExpertsT], Generic[LinearT, NormT, ExpertsT, HeadT]):
     """All weights of a backend."""
 
+    _: KW_ONLY
     head: HeadT
 
 
@@ -173,7 +218,9 @@ def build(
     if description.embedding_norm is not None:
         embedding = embedding.clone()  # the head may be the embedding as it is stored
     body = _build_body(description, checkpoint, builder, shard, embedding)
-    return BuiltModel(body.embedding, body.positions, body.layers, body.norm, body.embedding_scale, head)
+    return BuiltModel(
+        body.embedding, body.positions, body.layers, body.norm, body.embedding_scale, body.layer_inputs, head=head
+    )
 
 
 def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Tensor, StoredWeight | None]:
@@ -274,10 +321,19 @@ def _build_body(
         if isinstance(spec, MlpSpec):
             return BuiltMlp(spec, linear(spec.gate_up), linear(spec.down))
         shared = None if spec.shared is None else mlp_weights(spec.shared)
-        experts, bias = tuple(map(mlp_weights, spec.experts)), None
-        if spec.choice_bias is not None:
-            bias = checkpoint.numbers(spec.choice_bias, len(experts)).to(checkpoint.device).float()
-        return builder.experts(ExpertWeights(spec, weights(spec.router), experts, shared, bias))
+        experts = tuple(map(mlp_weights, spec.experts))
+        bias, scales = (
+            None if name is None else checkpoint.numbers(name, len(experts)).to(checkpoint.device).float()
+            for name in (spec.choice_bias, spec.weight_scales)
+        )
+        return builder.experts(ExpertWeights(spec, weights(spec.router), experts, shared, bias, scales))
+
+    def beside(spec: BesideSpec | None) -> BuiltBeside[LinearT, NormT] | None:
+        if spec is None:
+            return None
+        built = BuiltMlp(spec.mlp, linear(spec.mlp.gate_up), linear(spec.mlp.down))
+        norms = norm(spec.norm), norm(spec.post_norm), norm(spec.experts_post_norm), norm(spec.router_norm)
+        return BuiltBeside(spec, built, *norms)
 
     def latent(spec: LatentSpec | None) -> BuiltLatent[LinearT, NormT] | None:
         if spec is None:
@@ -297,6 +353,16 @@ def _build_body(
         share = shard.share(spec.num_heads, 1, spec.sinks)
         return checkpoint.numbers(spec.sinks, spec.num_heads)[share].to(checkpoint.device).float()
 
+    def layer_input(spec: LayerInputSpec | None) -> BuiltLayerInput[LinearT, NormT] | None:
+        return None if spec is None else BuiltLayerInput(spec, linear(spec.gate), linear(spec.up), norm(spec.norm))
+
+    def layer_inputs(spec: LayerInputsSpec | None) -> BuiltLayerInputs[LinearT, NormT] | None:
+        if spec is None:
+            return None
+        table = checkpoint.take(spec.embedding, description.vocab_size, spec.width * len(description.layers))
+        factor = torch.tensor(spec.embedding_scale, dtype=checkpoint.dtype).item()
+        return BuiltLayerInputs(spec, table.contiguous(), factor, linear(spec.projection), norm(spec.norm))
+
     def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
         attention, attention_norm = spec.attention, optional_norm(spec.attention_norm)
         return BuiltLayer(
@@ -312,6 +378,9 @@ def _build_body(
             post_mlp_norm=optional_norm(spec.post_mlp_norm),
             latent=latent(attention.latent),
             sinks=sinks(attention),
+            beside=beside(spec.beside),
+            input=layer_input(spec.input),
+            scale=1.0 if spec.scale is None else checkpoint.numbers(spec.scale, 1).float().item(),
         )
 
     if description.embedding_norm is not None:
@@ -322,8 +391,9 @@ def _build_body(
         places = checkpoint.take(positions.tensor, positions.num_rows, description.hidden_size)[
             positions.first :
         ].contiguous()
+    inputs = layer_inputs(description.layer_inputs)
     layers = [layer(spec) for spec in description.layers]
     scale = description.embedding_scale
     if description.rounds_embedding_scale:
         scale = torch.tensor(scale, dtype=checkpoint.dtype).item()
-    return BuiltBody(embedding, places, layers, norm(description.norm), scale)
+    return BuiltBody(embedding, places, layers, norm(description.norm), scale, inputs)

@@ -71,7 +71,7 @@ class CompiledBuilder:
         return self._linear(weights)
 
     def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedNorm:
-        return pack_norm(NormCode[norm.kind.name], weight.float() + norm.weight_offset, bias, norm.eps)
+        return pack_norm(NormCode[norm.kind.name], norm.weight_of(weight), bias, norm.eps)
 
     def experts(self, weights: ExpertWeights) -> PackedExperts:
         trim_heap()
@@ -89,6 +89,7 @@ class CompiledBuilder:
             ExpertScoring[spec.scores.name],
             weights.choice_bias,
             None if groups is None else (groups.count, groups.num_chosen, groups.num_summed),
+            weights.weight_scales,
         )
 
     def latent(self, built: BuiltLatent[PackedMatrix, PackedNorm]) -> PackedLatent:

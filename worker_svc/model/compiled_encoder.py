@@ -36,7 +36,7 @@ def unsupported_reason(description: EncoderDescription, dtype: torch.dtype) -> s
     head_dim, rope = description.head_dim, description.rope
     if rope is not None and (not HalfHeads.suits(head_dim) or rope.rotated_dims is not None):
         return f"rotary positions of an encoder with heads of {head_dim}, or of a part of them"
-    return check_compiled_support(head_dim, _BLOCK_SIZE, dtype)
+    return check_compiled_support([head_dim], _BLOCK_SIZE, dtype)
 
 
 class CompiledEncoder:

@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 def unsupported_reason(description: ModelDescription, dtype: torch.dtype) -> str | None:
     """Why the compiled kernels do not compute a decoder's states; None: they do."""
     reason = support.unsupported_reason(description, COMPUTED)
-    return reason or check_compiled_support(description.layout.head_dim, _BLOCK_SIZE, dtype)
+    return reason or check_compiled_support(description.layout.head_dims, _BLOCK_SIZE, dtype)
 
 
 class CompiledStates:
@@ -88,7 +88,7 @@ class CompiledStates:
     def _with_blocks(self, num_blocks: int) -> tuple[KVCache, Decoder]:
         """A cache of so many blocks, and the decoder over it."""
         layout = self._body.description.layout
-        cache = CacheShape.of_one_layer(layout, _BLOCK_SIZE, self._body.dtype).allocate(num_blocks, _CPU)
+        cache = CacheShape.of_whole_sequences(layout, _BLOCK_SIZE, self._body.dtype).allocate(num_blocks, _CPU)
         return cache, self._body.over(cache, head=None)
 
 

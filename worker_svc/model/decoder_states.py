@@ -1,5 +1,6 @@
 """The last hidden states of whole prompts by a decoder, as embeddings need them, without a KV cache."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from worker_svc.model.torch_layers import TorchBodyBuilder
 from worker_svc.model.torch_model import COMPUTED as TORCH_COMPUTED
 from worker_svc.model.torch_model import TorchBody
 from worker_svc.model.weights import Checkpoint, open_checkpoint
-from worker_svc.model_layout import LayerAttention
+from worker_svc.model_layout import LayerAttention, ModelLayout
 from worker_svc.wanted_states import Places, wanted_states
 
 COMPUTED = TORCH_COMPUTED - {Feature.SINKS, Feature.SOFT_CAP} | {Feature.BIDIRECTIONAL}
@@ -28,7 +29,7 @@ class DecoderStates:
         """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
         check_computed("embeddings of decoders", description, COMPUTED)
         self._device = checkpoint.device
-        self._layers = description.layout.layers
+        self._layout = description.layout
         self._body = TorchBody(description, build_body(description, checkpoint, TorchBodyBuilder()))
         drop_head(description, checkpoint)
 
@@ -42,19 +43,28 @@ class DecoderStates:
         flat = [token_id for prompt in prompts for token_id in prompt]
         tokens = torch.tensor(flat, dtype=torch.long, device=self._device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
-        attention = _PromptAttention(prompt_groups(lengths, self._device), self._layers)
+        attention = _PromptAttention(prompt_groups(lengths, self._device), self._layout)
         return wanted_states(torch.split(self._body(tokens, positions, attention), lengths), places)
 
 
 class _PromptAttention:
     """Attention within each prompt; a `worker_svc.attention.StepAttention`."""
 
-    def __init__(self, groups: Sequence[PromptGroup], layers: Sequence[LayerAttention]) -> None:
-        self._groups, self._layers = groups, layers
+    def __init__(self, groups: Sequence[PromptGroup], layout: ModelLayout) -> None:
+        self._groups, self._layers, self._kv_of_layers = groups, layout.layers, layout.kv_of_layers
+        self._shared = {place for place, count in Counter(layout.kv_of_layers).items() if count > 1}
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values that layers share
         self._masks: dict[tuple[int, int], Tensor] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
         assert sinks is None, "a feature that is refused"
+        place = self._kv_of_layers[layer]
+        if key is None or value is None:
+            key, value = self._kept[place]
+        elif place in self._shared:
+            self._kept[place] = key, value
         output = query.new_empty(query.shape)
         for group in self._groups:
             queries, keys, values = (heads[group.rows].transpose(1, 2) for heads in (query, key, value))

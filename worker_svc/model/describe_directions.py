@@ -8,12 +8,12 @@ from worker_svc.model.description import DecoderLayer, ModelDescription
 
 def with_directions(description: ModelDescription, config: Any) -> ModelDescription:
     """The description with attention in both directions if the config says so: `is_causal` of any decoder, or Gemma 3's
-    `use_bidirectional_attention`. The same one if its architecture has said so.
+    `use_bidirectional_attention`; Gemma 4 has it for images alone. The same one if its architecture has said so.
     """
     if description.is_bidirectional:
         return description
     every_decoder = getattr(config, "is_causal", True) is False
-    if not every_decoder and not getattr(config, "use_bidirectional_attention", False):
+    if not every_decoder and getattr(config, "use_bidirectional_attention", False) is not True:
         return description
 
     # With `is_causal`, transformers counts a window without the query's own key; Gemma's is halved by its config.

@@ -132,12 +132,12 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             num_chosen=form.num_chosen,
             normalized=form.normalized,
             experts=tuple(
-                _mlp(f"{prefix}experts.{number}.", form.projections, hidden, form.width, activation)
+                describe_expert(f"{prefix}experts.{number}.", form.projections, hidden, form.width, activation)
                 for number in range(form.num_experts)
             ),
             shared=None
             if form.shared_width is None
-            else _mlp(f"{prefix}{form.shared}.", form.projections, hidden, form.shared_width, activation),
+            else describe_expert(f"{prefix}{form.shared}.", form.projections, hidden, form.shared_width, activation),
             scale=form.scale,
             fused=(f"{prefix}{gate_up}", f"{prefix}{down}"),
             fused_may_be_transposed=form.fused_may_be_transposed,
@@ -148,7 +148,10 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
     )
 
 
-def _mlp(prefix: str, projections: tuple[str, str, str], hidden: int, width: int, activation: Activation) -> MlpSpec:
+def describe_expert(
+    prefix: str, projections: tuple[str, str, str], hidden: int, width: int, activation: Activation
+) -> MlpSpec:
+    """An expert whose products, gate, up and down, are called so behind the prefix."""
     gate, up, down = (f"{prefix}{name}" for name in projections)
     gate_up = StoredLinear(gate, (width,)), StoredLinear(up, (width,))
     return describe_mlp(MlpKind.GATED, gate_up, StoredLinear(down, (hidden,)), activation)

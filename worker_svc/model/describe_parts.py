@@ -66,6 +66,9 @@ def describe_attention(
     key_norm: Norm | None = None,
     bidirectional: bool = False,
     rotates_neighbours: bool = False,
+    value_norm_eps: float | None = None,
+    values_are_keys: bool = False,
+    shared_layer: int | None = None,
 ) -> AttentionSpec:
     """Attention with the hidden size of `output`. The scale defaults to the inverse root of the head's dimensions.
     `rotates_neighbours`: whether pairs of rotated dimensions are (2i, 2i + 1).
@@ -86,6 +89,9 @@ def describe_attention(
         query_norm=query_norm,
         key_norm=key_norm,
         bidirectional=bidirectional,
+        value_norm_eps=value_norm_eps,
+        values_are_keys=values_are_keys,
+        shared_layer=shared_layer,
     )
 
 

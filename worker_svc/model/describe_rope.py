@@ -47,6 +47,10 @@ def rope_config(
     kinds = {kind.value: kind for kind in RopeKind}
     kind = kinds.get(rope.get("rope_type", "default"))
     share = _positive("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
+    turned_share = 1.0
+    if kind is RopeKind.PROPORTIONAL:
+        share, turned_share = 1.0, share
+        require(turned_share <= 1, "partial_rotary_factor", f"at most 1, not {turned_share}")
     rotated = int(head_dim * share)
     if kind is None or (share != 1.0 and not partial) or rotated % 2 or not rotated:
         return None
@@ -58,7 +62,8 @@ def rope_config(
     original = rope.get("original_max_position_embeddings") or max_positions
     _positive("original_max_position_embeddings", original)
     given = rope.get("factor")
-    factor = _positive("factor", max_positions / original if given is None else given)
+    other = 1.0 if kind is RopeKind.PROPORTIONAL else max_positions / original
+    factor = _positive("factor", other if given is None else given)
     pair_factors: tuple[float, ...] = ()
     if kind is RopeKind.LONGROPE:
         pair_factors = tuple(_positive("short_factor", one) for one in rope["short_factor"])
@@ -73,6 +78,7 @@ def rope_config(
         kind=kind,
         theta=theta,
         factor=factor,
+        turned_share=turned_share,
         original_context_length=original,
         low_freq_factor=low_factor,
         high_freq_factor=high_factor,

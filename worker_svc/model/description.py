@@ -5,7 +5,6 @@ An architecture makes a description of a config, and every backend builds its we
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 from worker_svc.model.attention_description import AttentionSpec, KVFormat, LatentSpec, RopeConfig, RopeKind
 from worker_svc.model.linear_description import (
@@ -19,12 +18,22 @@ from worker_svc.model.linear_description import (
     StoredLinear,
     require,
 )
+from worker_svc.model.mlp_description import (
+    Activation,
+    BesideSpec,
+    ExpertGroups,
+    ExpertScores,
+    ExpertsSpec,
+    MlpKind,
+    MlpSpec,
+)
 from worker_svc.model.score_head_description import ScoreHeadSpec
-from worker_svc.model_layout import LayerAttention, ModelLayout
+from worker_svc.model_layout import KVShape, LayerAttention, ModelLayout
 
 __all__ = [
     "Activation",
     "AttentionSpec",
+    "BesideSpec",
     "ComputedFormat",
     "DecoderLayer",
     "ExpertGroups",
@@ -33,6 +42,8 @@ __all__ = [
     "InvalidDescription",
     "KVFormat",
     "LatentSpec",
+    "LayerInputSpec",
+    "LayerInputsSpec",
     "LinearLayer",
     "LinearRole",
     "MlpKind",
@@ -49,136 +60,34 @@ __all__ = [
 ]
 
 
-class MlpKind(StrEnum):
-    """The form of an MLP."""
-
-    GATED = "gated"
-    """down(activation(gate(x)) * up(x))"""
-    PLAIN = "plain"
-    """down(activation(up(x)))"""
-
-
-class Activation(StrEnum):
-    """The function between an MLP's products."""
-
-    SILU = "silu"
-    GELU = "gelu"
-    GELU_TANH = "gelu_tanh"
-    RELU = "relu"
-    RELU2 = "relu2"
-    """The square of RELU (arXiv:2109.08668)."""
-    SWIGLU_OAI = "swiglu_oai"
-    """Of gated MLPs alone: (up + 1) * gate * sigmoid(1.702 * gate), after gate is limited to at most 7 and up to -7
-    to 7.
+@dataclass(frozen=True, slots=True)
+class LayerInputSpec:
+    """What a layer does with its own vector of `LayerInputsSpec`, after the MLP:
+    x += norm(up(activation(gate(x)) * vector)).
     """
+
+    gate: LinearLayer
+    up: LinearLayer
+    norm: Norm
+    activation: Activation
 
 
 @dataclass(frozen=True, slots=True)
-class MlpSpec:
-    """The MLP of a layer. Where it is plain, `gate_up` has one part."""
+class LayerInputsSpec:
+    """A vector for each token and layer, beside the hidden states x that the layers begin with: of all layers side by
+    side (embedding[token] * embedding_scale + norm(projection(x))) * scale, with a norm of each layer's. These are the
+    per-layer embeddings of Gemma 3n and 4.
+    """
 
     width: int
-    gate_up: LinearLayer
-    down: LinearLayer
-    kind: MlpKind = MlpKind.GATED
-    activation: Activation = Activation.SILU
-
-    def __post_init__(self) -> None:
-        require(self.width > 0, "width", "above 0")
-        outputs = (self.width,) * (2 if self.kind is MlpKind.GATED else 1)
-        require(self.gate_up.outputs == outputs, "gate_up", f"of the outputs {outputs}")
-        is_fit = self.kind is MlpKind.GATED or self.activation is not Activation.SWIGLU_OAI
-        require(is_fit, "activation", "one of a single product where the MLP is plain")
-        require(self.down.inputs == self.width, "down", f"of {self.width} inputs")
-
-
-class ExpertScores(StrEnum):
-    """The function that makes weights of a router's outputs."""
-
-    SOFTMAX = "softmax"
-    """Over all experts."""
-    SIGMOID = "sigmoid"
-    """Of each output alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGroups:
-    """Groups of consecutive experts of equal number: a token's experts are of the groups with the largest sums of
-    their best weights (arXiv:2405.04434, section 2.2.2).
-    """
-
-    count: int
-    num_chosen: int
-    """Groups of each token."""
-    num_summed: int
-    """How many of a group's best weights are summed."""
-
-    def __post_init__(self) -> None:
-        # The compiled kernels hold no more. DeepSeek-V3 has 8 groups, and sums 2 weights.
-        require(max(self.count, self.num_summed) <= 256, "groups", "at most 256, of as many summed weights")
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsSpec:
-    """A mixture of experts (arXiv:2401.04088): a router scores them for each token, and the outputs of those with the
-    largest weights are added, each times its weight: a function of the scores.
-    """
-
-    router: LinearLayer
-    """An output for each expert, in float32, and in a second part of one output the gate of the shared MLP."""
-    num_chosen: int
-    """Experts of each token."""
-    normalized: bool
-    """Whether the weights of the chosen experts are divided by their sum, as a softmax of their scores alone."""
-    experts: tuple[MlpSpec, ...]
-    shared: MlpSpec | None = None
-    """For all tokens; its output is multiplied by the sigmoid of its gate, if there is one, and added."""
-    scale: float = 1.0
-    """Factor of the weights."""
-    fused: tuple[str, str] | None = None
-    """Tensors of all experts that some checkpoints have: gate and up [experts, 2 * width, inputs], and down."""
-    stacked: str | None = None
-    """First part of the names of tensors that have a first dimension of experts, and are otherwise those of one expert,
-    whose names have its number behind this part.
-    """
-    fused_may_be_transposed: bool = False
-    """Whether some checkpoints have them as [experts, inputs, outputs]."""
-    scores: ExpertScores = ExpertScores.SOFTMAX
-    groups: ExpertGroups | None = None
-    """None: experts are chosen among all."""
-    choice_bias: str | None = None
-    """The checkpoint's tensor [experts] that is added to the weights to choose experts, and not to their use."""
-
-    def __post_init__(self) -> None:
-        count, first = len(self.experts), self.experts[0]
-        outputs = (count, 1) if self.has_shared_gate else (count,)
-        require(self.router.outputs == outputs, "router", f"of the outputs {outputs}")
-        require(not self.has_shared_gate or self.shared is not None, "router", "without a gate where no MLP is shared")
-        choice = count
-        if self.groups is not None:
-            size, rest = divmod(count, self.groups.count)
-            require(rest == 0, "groups", f"a divisor of {count} experts")
-            require(1 <= self.groups.num_chosen <= self.groups.count, "groups", f"chosen among {self.groups.count}")
-            require(1 <= self.groups.num_summed <= size, "groups", f"of at least {self.groups.num_summed} experts")
-            choice = size * self.groups.num_chosen
-        require(1 <= self.num_chosen <= choice, "num_chosen", f"1 to {choice} experts")
-        for mlp in self.mlps:
-            require(mlp.kind is MlpKind.GATED, "experts", "gated MLPs")
-            require(mlp.activation is first.activation, "experts", f"MLPs with the activation {first.activation}")
-            require(mlp.width == first.width or mlp is self.shared, "experts", f"of the width {first.width}")
-
-        for mlp in self.experts:
-            is_alike = mlp.gate_up.biased == first.gate_up.biased and mlp.down.biased == first.down.biased
-            require(is_alike, "experts", "all with biases, or all without")
-
-    @property
-    def has_shared_gate(self) -> bool:
-        return len(self.router.outputs) > 1
-
-    @property
-    def mlps(self) -> tuple[MlpSpec, ...]:
-        """Those of the experts, and the shared one."""
-        return self.experts if self.shared is None else (*self.experts, self.shared)
+    """Of each layer."""
+    embedding: str
+    """The checkpoint's tensor [vocab_size, num_layers * width]."""
+    embedding_scale: float
+    """Rounded to the model's dtype."""
+    projection: LinearLayer
+    norm: Norm
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +105,32 @@ class DecoderLayer:
     """Of what attention and MLP return, before it is added to x."""
     parallel: bool = False
     """x += attention(attention_norm(x)) + mlp(mlp_norm(x)): both see the same x, and may have one norm."""
+    beside: BesideSpec | None = None
+    """Beside experts; None: there is nothing else."""
+    input: LayerInputSpec | None = None
+    """Of a model whose layers have vectors of their own."""
+    scale: str | None = None
+    """The checkpoint's tensor [1] that x is multiplied by at the end of the layer; None: it stays."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:
         """Those over the hidden size, in the order in which they are computed."""
         norms = (self.attention_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm)
-        return tuple(norm for norm in norms if norm is not None)
+        beside = () if self.beside is None else self.beside.norms
+        last = None if self.input is None else self.input.norm
+        return tuple(norm for norm in (*norms, *beside, last) if norm is not None)
 
     @property
     def mlps(self) -> tuple[MlpSpec, ...]:
-        """The MLP, or those of all experts."""
-        return (self.mlp,) if isinstance(self.mlp, MlpSpec) else self.mlp.mlps
+        """The MLP, or those of all experts and the one beside them."""
+        beside = () if self.beside is None else (self.beside.mlp,)
+        return (self.mlp,) if isinstance(self.mlp, MlpSpec) else (*self.mlp.mlps, *beside)
+
+    def __post_init__(self) -> None:
+        if self.beside is not None:
+            has_norms = self.mlp_norm is not None and self.post_mlp_norm is not None
+            is_fit = isinstance(self.mlp, ExpertsSpec) and has_norms and not self.parallel
+            require(is_fit, "beside", "absent, but beside experts with norms before and behind them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +169,8 @@ class ModelDescription:
     embedding_norm: Norm | None = None
     """Of embeddings, which positions are added to."""
     positions: PositionEmbedding | None = None
+    layer_inputs: LayerInputsSpec | None = None
+    """Vectors of the layers' own; None: there are none."""
     logits_scale: float = 1.0
     """What logits are multiplied by, before their soft cap."""
     logits_soft_cap: float | None = None
@@ -271,6 +197,8 @@ class ModelDescription:
                 require(linear.outputs == (hidden,), linear.role, f"of {hidden} outputs")
             for norm in layer.norms:
                 require(norm.size == hidden, norm.tensor, f"of the size {hidden}")
+        self._check_shared_layers()
+        self._check_layer_inputs()
         require(self.norm.size == hidden, self.norm.tensor, f"of the size {hidden}")
         if (embedding := self.embedding_norm) is not None:
             require(embedding.size == hidden, embedding.tensor, f"of the size {hidden}")
@@ -280,9 +208,38 @@ class ModelDescription:
         require(not (self.tied_embeddings and self.head.biased), "head", "without a bias where it is the embedding")
         require(bool(self.layers), "layers", "at least one")
 
+    def _check_shared_layers(self) -> None:
+        for number, layer in enumerate(self.layers):
+            if (shared := layer.attention.shared_layer) is None:
+                continue
+            require(0 <= shared < number, "shared_layer", f"below {number}, its own")
+            attention, other = layer.attention, self.layers[shared].attention
+            require(other.shared_layer is None, "shared_layer", "a layer with keys and values of its own")
+            shapes = [(one.num_kv_heads, one.head_dim, one.latent) for one in (attention, other)]
+            require(shapes[0] == shapes[1], "shared_layer", "a layer of the same KV heads")
+
+    def _check_layer_inputs(self) -> None:
+        given, hidden = self.layer_inputs, self.hidden_size
+        for layer in self.layers:
+            require((layer.input is None) == (given is None), "input", "present in all layers with layer_inputs")
+            if layer.input is not None and given is not None:
+                gate, up = layer.input.gate, layer.input.up
+                is_fit = (gate.inputs, gate.outputs) == (hidden, (given.width,))
+                require(is_fit, gate.role, f"of {hidden} inputs and {given.width} outputs")
+                is_fit = (up.inputs, up.outputs) == (given.width, (hidden,))
+                require(is_fit, up.role, f"of {given.width} inputs and {hidden} outputs")
+                require(layer.input.activation is not Activation.SWIGLU_OAI, "activation", "one of a single product")
+        if given is not None:
+            projection, width = given.projection, given.width * len(self.layers)
+            is_fit = (projection.inputs, projection.outputs) == (hidden, (width,))
+            require(is_fit, projection.role, f"of {hidden} inputs and {width} outputs")
+            require(given.norm.size == given.width, given.norm.tensor, f"of the size {given.width}")
+
     @property
     def linear_layers(self) -> Iterator[LinearLayer]:
         """In the order in which they are computed."""
+        if self.layer_inputs is not None:
+            yield self.layer_inputs.projection
         for layer in self.layers:
             yield layer.attention.qkv
             if (latent := layer.attention.latent) is not None:
@@ -292,6 +249,8 @@ class ModelDescription:
                 yield layer.mlp.router
             for mlp in layer.mlps:
                 yield from (mlp.gate_up, mlp.down)
+            if layer.input is not None:
+                yield from (layer.input.gate, layer.input.up)
         yield self.head
 
     @property
@@ -299,6 +258,8 @@ class ModelDescription:
         """All of them."""
         if self.embedding_norm is not None:
             yield self.embedding_norm
+        if self.layer_inputs is not None:
+            yield self.layer_inputs.norm
         for layer in self.layers:
             yield from layer.norms
             yield from layer.attention.norms
@@ -310,6 +271,8 @@ class ModelDescription:
         shapes: dict[str, tuple[int, ...]] = {self.embedding: (self.vocab_size, self.hidden_size)}
         if self.positions is not None:
             shapes[self.positions.tensor] = (self.positions.num_rows, self.hidden_size)
+        if (inputs := self.layer_inputs) is not None:
+            shapes[inputs.embedding] = (self.vocab_size, inputs.width * len(self.layers))
         for norm in self.norms:
             shapes[norm.tensor] = (norm.size,)
             if norm.bias is not None:
@@ -317,8 +280,12 @@ class ModelDescription:
         for layer in self.layers:
             if layer.attention.sinks is not None:
                 shapes[layer.attention.sinks] = (layer.attention.num_heads,)
-            if isinstance(layer.mlp, ExpertsSpec) and layer.mlp.choice_bias is not None:
-                shapes[layer.mlp.choice_bias] = (len(layer.mlp.experts),)
+            if layer.scale is not None:
+                shapes[layer.scale] = (1,)
+            if isinstance(layer.mlp, ExpertsSpec):
+                for name in (layer.mlp.choice_bias, layer.mlp.weight_scales):
+                    if name is not None:
+                        shapes[name] = (len(layer.mlp.experts),)
         return shapes
 
     @property
@@ -328,17 +295,20 @@ class ModelDescription:
 
     @property
     def layout(self) -> ModelLayout:
-        """KV heads and their dimensions are the first layer's: see `support`."""
-        first = self.layers[0].attention
-        layers = tuple(
-            LayerAttention(each.scale, each.window, each.soft_cap, each.bidirectional, each.sinks is not None)
-            for each in (layer.attention for layer in self.layers)
-        )
+        attentions = [layer.attention for layer in self.layers]
+        with_kv = [number for number, each in enumerate(attentions) if each.shared_layer is None]
+        places = {number: place for place, number in enumerate(with_kv)}
         return ModelLayout(
             self.vocab_size,
             self.context_length,
-            first.num_kv_heads,
-            first.head_dim,
-            layers,
-            keys_hold_values=first.latent is not None,
+            tuple(KVShape(attentions[number].num_kv_heads, attentions[number].head_dim) for number in with_kv),
+            tuple(
+                LayerAttention(each.scale, each.window, each.soft_cap, each.bidirectional, each.sinks is not None)
+                for each in attentions
+            ),
+            tuple(
+                places[number if each.shared_layer is None else each.shared_layer]
+                for number, each in enumerate(attentions)
+            ),
+            keys_hold_values=attentions[0].latent is not None,
         )

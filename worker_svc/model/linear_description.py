@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
+from torch import Tensor
+
 
 class InvalidDescription(ValueError):  # noqa: N818
     """Sizes that contradict each other. The text names the field and says what it must be."""
@@ -32,6 +34,9 @@ class LinearRole(StrEnum):
     GATE_UP = "gate_up"
     DOWN = "down"
     ROUTER = "router"
+    LAYER_INPUTS = "layer_inputs"
+    INPUT_GATE = "input_gate"
+    INPUT_UP = "input_up"
     HEAD = "head"
 
 
@@ -142,6 +147,12 @@ class Norm:
     weight_offset: float = 0.0
     """Added to the weight: 1 where a checkpoint stores its distance from 1."""
     bias: str | None = None
+    weight_factor: float = 1.0
+    """What the weight is then multiplied by."""
 
     def __post_init__(self) -> None:
         require_epsilon(self.tensor, self.eps)
+
+    def weight_of(self, stored: Tensor) -> Tensor:
+        """What multiplies the result, float32 [size]: 16 bits would round a sum or product of the stored weight."""
+        return (stored.float() + self.weight_offset) * self.weight_factor

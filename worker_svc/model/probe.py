@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 
 from worker_svc.model.attention_interface import PAGED, SINKS, AttentionCall, attention_forward, run
 from worker_svc.model.host_waits import first_host_wait
-from worker_svc.model_layout import LayerAttention, ModelLayout
+from worker_svc.model_layout import KVShape, LayerAttention, ModelLayout
 
 _DESCRIBED = "quire_described"
 # Values of a mask that is no window.
@@ -121,7 +121,8 @@ def probe(model: Any) -> FoundAttention:
     _check_cache(config, recorded, layers, length)
     places = {call.layer: place for place, call in enumerate(recorded)}
     num_heads = tuple(call.query.shape[1] for call in recorded)
-    return FoundAttention(ModelLayout(config.vocab_size, length, num_kv_heads, head_dim, layers), places, num_heads)
+    kv, places_of_kv = (KVShape(num_kv_heads, head_dim),) * len(layers), tuple(range(len(layers)))
+    return FoundAttention(ModelLayout(config.vocab_size, length, kv, layers, places_of_kv), places, num_heads)
 
 
 def find_host_wait(model: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,11 +10,22 @@ from torch import Tensor
 from worker_svc.model.description import ModelDescription, RopeConfig, RopeKind
 
 
+class HeadRope(NamedTuple):
+    """The rotary positions of heads."""
+
+    config: RopeConfig
+    head_dim: int
+
+    def frequencies(self) -> Tensor:
+        """`inverse_frequencies` of these heads."""
+        return inverse_frequencies(self.config, self.head_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRopes:
     """The distinct rotary positions of a model, and which of them each layer has."""
 
-    distinct: tuple[RopeConfig, ...]
+    distinct: tuple[HeadRope, ...]
     """In the order in which layers first have them; empty if no layer has any."""
     of_layers: tuple[int | None, ...]
     """For each layer the index into `distinct`; None: the layer has no rotary positions."""
@@ -21,7 +33,8 @@ class LayerRopes:
 
 def layer_ropes(description: ModelDescription) -> LayerRopes:
     """The rotary positions of a model: a backend computes frequencies and angles once for each distinct one."""
-    ropes = [layer.attention.rope for layer in description.layers]
+    attentions = [layer.attention for layer in description.layers]
+    ropes = [None if each.rope is None else HeadRope(each.rope, each.head_dim) for each in attentions]
     distinct = tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
     return LayerRopes(distinct, tuple(None if rope is None else distinct.index(rope) for rope in ropes))
 
@@ -45,6 +58,9 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
             return _llama3_frequencies(frequencies, config)
         case RopeKind.YARN:
             return _yarn_frequencies(frequencies, config, rotated)
+        case RopeKind.PROPORTIONAL:
+            num_turned = int(config.turned_share * rotated // 2)
+            return frequencies.where(torch.arange(len(frequencies)) < num_turned, 0.0) / config.factor
 
 
 def _llama3_frequencies(frequencies: Tensor, config: RopeConfig) -> Tensor:

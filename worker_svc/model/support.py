@@ -48,6 +48,7 @@ class Feature(Enum):
     EXPERTS = auto()
     JOINT_HEAD_NORM = auto()
     LATENT_ATTENTION = auto()
+    LATENT_PER_LAYER = auto()
     EXPERT_GROUPS = auto()
     SIGMOID_ROUTER = auto()
     BIDIRECTIONAL = auto()
@@ -55,6 +56,13 @@ class Feature(Enum):
     NORMS_AFTER_ROTATION = auto()
     SINKS = auto()
     EXPERT_BIASES = auto()
+    VALUE_NORM = auto()
+    VALUES_OF_KEYS = auto()
+    SHARED_KV = auto()
+    LAYER_INPUTS = auto()
+    LAYER_SCALE = auto()
+    MLP_BESIDE_EXPERTS = auto()
+    EXPERT_WEIGHT_SCALES = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -63,14 +71,19 @@ BY_EVERY_BACKEND = frozenset(
         Feature.EMBEDDING_SCALE,
         Feature.EXPERTS,
         Feature.EXPERT_BIASES,
+        Feature.EXPERT_WEIGHT_SCALES,
+        Feature.HEADS_PER_LAYER,
         Feature.HEAD_BIAS,
         Feature.JOINT_HEAD_NORM,
+        Feature.LAYER_INPUTS,
         Feature.LAYER_NORM,
+        Feature.LAYER_SCALE,
         Feature.LOGITS_SCALE,
         Feature.LOGITS_SOFT_CAP,
+        Feature.MLP_BESIDE_EXPERTS,
         Feature.MLP_WIDTH_PER_LAYER,
-        Feature.NORM_EPSILONS,
         Feature.NORMS_AFTER_ROTATION,
+        Feature.NORM_EPSILONS,
         Feature.NORM_WEIGHT_OFFSET,
         Feature.NO_INPUT_NORMS,
         Feature.NO_POSITIONS,
@@ -80,8 +93,11 @@ BY_EVERY_BACKEND = frozenset(
         Feature.POSITION_EMBEDDING,
         Feature.POST_NORMS,
         Feature.ROPE_PER_LAYER,
+        Feature.SHARED_KV,
         Feature.SINKS,
         Feature.SOFT_CAP,
+        Feature.VALUES_OF_KEYS,
+        Feature.VALUE_NORM,
     }
 )
 """The features that torch's operators, the compiled code and the Triton kernels all compute."""
@@ -118,8 +134,9 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         )
         > 1
     ):
-        yield Feature.HEADS_PER_LAYER, "layers of different latent attention"
-    if any((attention.query_norm is None) != (attention.key_norm is None) for attention in attentions):
+        yield Feature.LATENT_PER_LAYER, "layers of different latent attention"
+    with_keys = [attention for attention in attentions if attention.shared_layer is None]
+    if any((attention.query_norm is None) != (attention.key_norm is None) for attention in with_keys):
         yield Feature.SINGLE_HEAD_NORM, "norms of queries or keys alone"
     head_norms = [norm for attention in attentions for norm in (attention.query_norm, attention.key_norm) if norm]
     if any(norm.kind is not NormKind.RMS for norm in head_norms):
@@ -176,6 +193,20 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.NO_INPUT_NORMS, "layers without a norm before attention or MLP"
     if any(attention.sinks is not None for attention in attentions):
         yield Feature.SINKS, "attention sinks"
+    if any(attention.value_norm_eps is not None for attention in attentions):
+        yield Feature.VALUE_NORM, "norms of values"
+    if any(attention.values_are_keys for attention in attentions):
+        yield Feature.VALUES_OF_KEYS, "values that are keys"
+    if any(attention.shared_layer is not None for attention in attentions):
+        yield Feature.SHARED_KV, "layers that share keys and values"
+    if description.layer_inputs is not None:
+        yield Feature.LAYER_INPUTS, "vectors of each layer's own"
+    if any(layer.scale is not None for layer in layers):
+        yield Feature.LAYER_SCALE, "factors of layers"
+    if any(layer.beside is not None for layer in layers):
+        yield Feature.MLP_BESIDE_EXPERTS, "an MLP beside experts"
+    if any(mixture.weight_scales is not None for mixture in mixtures):
+        yield Feature.EXPERT_WEIGHT_SCALES, "factors of the weights of experts"
     if description.is_bidirectional:
         yield Feature.BIDIRECTIONAL, "attention to later tokens"
 

@@ -27,14 +27,20 @@ class TorchExperts:
     """float32 [num_experts]"""
     router_bias: Tensor | None = None
     """float32, of as many rows as the router"""
+    weight_scales: Tensor | None = None
+    """float32 [num_experts]"""
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The float32 output for `inputs` [num_tokens, hidden_size]."""
+    def __call__(self, inputs: Tensor, scored: Tensor | None = None) -> Tensor:
+        """The float32 output for `inputs` [num_tokens, hidden_size]. The router scores `scored` of the same shape, if
+        there are any.
+        """
         spec, num_experts = self.spec, len(self.experts)
-        scores = F.linear(inputs.float(), self.router, self.router_bias)
+        scores = F.linear((inputs if scored is None else scored).float(), self.router, self.router_bias)
         weights, chosen = self._choose(scores[:, :num_experts])
         if spec.normalized:
             weights /= weights.sum(-1, keepdim=True)
+        if self.weight_scales is not None:
+            weights = weights * self.weight_scales[chosen]
         output = self._rows(inputs, chosen).mul_((weights * spec.scale)[:, :, None]).sum(1)
         if self.shared is not None:
             shared = self.shared.down(activated(self.shared, inputs)).float()
@@ -75,7 +81,8 @@ def build_torch_experts(weights: ExpertWeights) -> TorchExperts:
     experts = [_mlp(expert) for expert in weights.experts]
     shared = None if weights.shared is None else _mlp(weights.shared)
     router_bias = None if bias is None else bias.float()
-    return TorchExperts(weights.spec, router.float(), experts, shared, weights.choice_bias, router_bias)
+    biases = weights.choice_bias, router_bias
+    return TorchExperts(weights.spec, router.float(), experts, shared, *biases, weights.weight_scales)
 
 
 def _mlp(weights: MlpWeights) -> TorchMlp:

@@ -22,11 +22,11 @@ from worker_svc.model.description import ModelDescription
 from worker_svc.model.head import Head
 from worker_svc.model.linear import Linear
 from worker_svc.model.linear_weights import WeightParts
-from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes, query_factors
+from worker_svc.model.rope import Rotation, layer_ropes, query_factors
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_latent import attend_latent
-from worker_svc.model.torch_layers import TorchBodyBuilder, add_outputs, attend
+from worker_svc.model.torch_layers import TorchBodyBuilder, add_input, add_outputs, attend
 from worker_svc.model.torch_norms import TorchNorm, normalized
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 from worker_svc.model_layout import ModelLayout
@@ -52,9 +52,9 @@ class TorchBody:
     def __init__(self, description: ModelDescription, built: BuiltBody[Linear, TorchNorm, TorchExperts]) -> None:
         self._embedding, self._positions = built.embedding, built.positions
         self._layers, self._norm = built.layers, built.norm
-        self._scale = built.embedding_scale
-        ropes, head_dim, device = layer_ropes(description), description.layout.head_dim, self._embedding.device
-        self._ropes = [(inverse_frequencies(rope, head_dim).to(device), rope) for rope in ropes.distinct]
+        self._scale, self._inputs = built.embedding_scale, built.layer_inputs
+        ropes, device = layer_ropes(description), self._embedding.device
+        self._ropes = [(rope.frequencies().to(device), rope.config) for rope in ropes.distinct]
         self._rope_of_layers = ropes.of_layers
 
     @property
@@ -77,6 +77,7 @@ class TorchBody:
             for frequencies, rope in self._ropes
         ]
         hidden = self._embed(token_ids, positions)
+        vectors = self._layer_inputs(token_ids, hidden)
         for number, (layer, rope) in enumerate(zip(self._layers, self._rope_of_layers, strict=True)):
             rotation = None if rope is None else rotations[rope]
             attend_layer = attend if layer.latent is None else attend_latent
@@ -87,7 +88,9 @@ class TorchBody:
                 if not len(indices):
                     return hidden.new_empty(0, hidden.shape[1], dtype=self.dtype)
                 gathered, hidden = gathered[indices], hidden[indices]
+                vectors = None if vectors is None else vectors[indices]
             hidden = add_outputs(layer, gathered, hidden)
+            hidden = add_input(layer, None if vectors is None else vectors[:, number], hidden)
         return self._norm(hidden)
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
@@ -98,6 +101,15 @@ class TorchBody:
         if self._positions is not None:
             hidden += F.embedding(positions, self._positions)
         return hidden
+
+    def _layer_inputs(self, token_ids: Tensor, hidden: Tensor) -> Tensor | None:
+        """The layers' own vectors [num_tokens, num_layers, width] in the model's dtype; None: they have none."""
+        if (inputs := self._inputs) is None:
+            return None
+        shape = len(token_ids), len(self._layers), inputs.spec.width
+        projected = inputs.norm(inputs.projection(hidden.to(self.dtype)).view(shape))
+        vectors = F.embedding(token_ids, inputs.embedding).view(shape).mul_(inputs.embedding_scale)
+        return vectors.add_(projected).mul_(inputs.spec.scale)
 
 
 class TorchModel:
@@ -123,7 +135,7 @@ class TorchModel:
         return HostExecutor(TorchForward(self, self._attention(cache)))
 
     def _attention(self, cache: KVCache) -> AttentionBackend:
-        return make_attention(AttentionKind.TORCH, cache, self.layout.layers, self.dtype)
+        return make_attention(AttentionKind.TORCH, cache, self.layout, self.dtype)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention, logits_indices: Tensor) -> Tensor:
         """Computes a step's tokens.

@@ -19,8 +19,8 @@ class TorchNorm(Protocol):
 class TorchRmsNorm:
     """Root mean square normalisation (arXiv:1910.07467)."""
 
-    def __init__(self, weight: Tensor, epsilon: float, weight_offset: float) -> None:
-        self._weight, self._dtype = weight.float() + weight_offset, weight.dtype
+    def __init__(self, weight: Tensor, epsilon: float, dtype: torch.dtype) -> None:
+        self._weight, self._dtype = weight, dtype
         self._shape, self._epsilon = list(weight.shape), epsilon
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -30,8 +30,8 @@ class TorchRmsNorm:
 class TorchLayerNorm:
     """Layer normalisation (arXiv:1607.06450)."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float, weight_offset: float) -> None:
-        self._weight, self._dtype = weight.float() + weight_offset, weight.dtype
+    def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float, dtype: torch.dtype) -> None:
+        self._weight, self._dtype = weight, dtype
         self._bias = None if bias is None else bias.float()
         self._shape, self._epsilon = list(weight.shape), epsilon
 
@@ -46,7 +46,7 @@ def normalized(norm: TorchNorm | None, hidden: Tensor, dtype: torch.dtype) -> Te
 
 
 def make_torch_norm(norm: Norm, weight: Tensor, bias: Tensor | None) -> TorchNorm:
-    """A norm; `weight` and `bias` [norm.size] are in the model's dtype. The offset of the weight is not yet added."""
+    """A norm; `weight` and `bias` [norm.size] are in the model's dtype, as the checkpoint has them."""
     if norm.kind is NormKind.LAYER:
-        return TorchLayerNorm(weight, bias, norm.eps, norm.weight_offset)
-    return TorchRmsNorm(weight, norm.eps, norm.weight_offset)
+        return TorchLayerNorm(norm.weight_of(weight), bias, norm.eps, weight.dtype)
+    return TorchRmsNorm(norm.weight_of(weight), norm.eps, weight.dtype)

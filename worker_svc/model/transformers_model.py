@@ -53,7 +53,7 @@ class TransformersModel:
             from worker_svc.model.triton_transformers import make_device_executor
 
             return make_device_executor(self._model, self._found, cache, limits, graphs, self._attention_backend)
-        attention = make_attention(self._kernels, cache, self.layout.layers, self._model.dtype)
+        attention = make_attention(self._kernels, cache, self.layout, self._model.dtype)
         forward = TransformersForward(self._model, attention, self._found.places)
         if isinstance(self._kernels, CompiledKernels):
             pool = self._kernels.thread_pool

@@ -18,9 +18,8 @@ from torch import Tensor
 from quire_kernels.activation import Activation, gated_activation, plain_activation
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.invariant_linear import invariant_linear
-from quire_kernels.paged_attention import unsupported_heads
 from quire_kernels.post_norm import post_norm
-from quire_kernels.prompt_attention import prompt_attention
+from quire_kernels.prompt_attention import prompt_attention, unsupported_prompt_heads
 from quire_kernels.row_norm import RowNorm
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import LinearLayer, MlpKind
@@ -36,7 +35,7 @@ def unsupported_reason(description: EncoderDescription) -> str | None:
     """Why the Triton kernels do not compute an encoder; None: they do."""
     if description.relative_positions is not None:
         return "a relative position bias"
-    return unsupported_heads(description.head_dim)
+    return unsupported_prompt_heads(description.head_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

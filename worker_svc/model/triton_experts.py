@@ -37,12 +37,16 @@ class TritonExperts:
     """float32 [num_experts]"""
     router_bias: Tensor | None = None
     """In the model's dtype, of as many rows as the router"""
+    weight_scales: Tensor | None = None
+    """float32 [num_experts]"""
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The output for `inputs` [num_tokens, hidden_size], in their dtype."""
+    def __call__(self, inputs: Tensor, scored: Tensor | None = None) -> Tensor:
+        """The output for `inputs` [num_tokens, hidden_size], in their dtype. The router scores `scored` of the same
+        shape, if there are any.
+        """
         spec, num_experts = self.spec, self.products.num_experts
         activation = Activation(spec.experts[0].activation.value)
-        scores = self._scores(inputs)
+        scores = self._scores(inputs if scored is None else scored)
         groups = spec.groups
         experts, weights = choose_experts(
             scores,
@@ -54,6 +58,8 @@ class TritonExperts:
             bias=self.choice_bias,
             groups=None if groups is None else Groups(groups.count, groups.num_chosen, groups.num_summed),
         )
+        if self.weight_scales is not None:
+            weights *= self.weight_scales.index_select(0, experts.flatten()).view_as(weights)
         num_rows = experts.numel()
         tile_rows = choose_tile_rows(num_rows, num_experts, inputs.dtype, deterministic=self.deterministic)
         by_expert = group_by_expert(experts, num_experts, tile_rows)
@@ -94,4 +100,5 @@ def build_triton_experts(
         )
         shared = gate_up, down
     products = build_expert_products(weights.experts, quantization)
-    return TritonExperts(weights.spec, router, products, shared, deterministic, weights.choice_bias, router_bias)
+    biases = weights.choice_bias, router_bias
+    return TritonExperts(weights.spec, router, products, shared, deterministic, *biases, weights.weight_scales)

@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from quire_kernels._shapes import SCALED_GROUP
-from quire_kernels.activation import Activation, gated_activation, plain_activation
-from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
+from quire_kernels.activation import Activation, activation_product, gated_activation, plain_activation
+from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_activation_product, code_rows
 from quire_kernels.cpu.grouped_bytes import ByteWeight
 from quire_kernels.cpu.nibbles import NibbleWeight, split_scales
 from quire_kernels.invariant_linear import invariant_linear
@@ -103,6 +103,13 @@ def activated(inputs: Tensor, activation: Activation, coding: RowCoding | None, 
     if coding is not None:
         return code_activation(inputs, activation, coding, is_gated=is_gated)
     return (gated_activation if is_gated else plain_activation)(inputs, activation)
+
+
+def activated_product(inputs: Tensor, factors: Tensor, activation: Activation, coding: RowCoding | None) -> Rows:
+    """The activation of inputs, times factors of the same shape, in codes if the product that follows takes them."""
+    if coding is not None:
+        return code_activation_product(inputs, factors, activation, coding)
+    return activation_product(inputs, factors, activation)
 
 
 class BuiltMatrix(NamedTuple):

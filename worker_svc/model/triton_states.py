@@ -81,10 +81,11 @@ class TritonStates:
         return wanted_states(torch.split(states, list(map(len, prompts))), places)
 
     def _allocate_caches(self, num_blocks: int) -> list[LayerCache]:
-        """The cache of one layer, for each layer."""
+        """The cache that each layer reads."""
         layout = self._description.layout
-        shared = CacheShape.of_one_layer(layout, _BLOCK_SIZE, self._body.dtype).allocate(num_blocks, self._body.device)
-        return [shared.layer(0)] * len(layout.layers)
+        shape = CacheShape.of_whole_sequences(layout, _BLOCK_SIZE, self._body.dtype)
+        caches = shape.allocate(num_blocks, self._body.device).layers
+        return [caches[place if len(caches) > 1 else 0] for place in layout.kv_of_layers]
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._body.device)
@@ -96,14 +97,18 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
     per_token = 0
     for layer in description.layers:
         attention = layer.attention
-        # Queries and their outputs are there until the layer ends, keys and values until the next layer's.
-        heads = 2 * attention.num_heads * attention.head_dim + 2 * attention.num_kv_heads * attention.head_dim
+        # Queries and their outputs are there until the layer ends.
+        heads = 2 * attention.num_heads * attention.head_dim
         mlp = max(3 * one.width for one in layer.mlps)
         if isinstance(layer.mlp, ExpertsSpec):
             mlp += layer.mlp.num_chosen * (mlp + hidden)  # a row for each expert of a token
         per_token = max(per_token, heads + max(sum(attention.qkv.outputs), mlp))
+    if (inputs := description.layer_inputs) is not None:
+        per_token += 2 * inputs.width * len(description.layers)  # what is projected, and the vectors
+    # Keys and values are there until the next layer's, or until the end, as those of other layers.
+    cache = CacheShape.of_whole_sequences(description.layout, _BLOCK_SIZE, dtype)
     # The sum of the layers is float32.
-    return num_tokens * (3 * 4 * hidden + per_token * dtype.itemsize)
+    return num_tokens * (3 * 4 * hidden + per_token * dtype.itemsize + -(-cache.block_bytes // _BLOCK_SIZE))
 
 
 def load_triton_states(

@@ -52,15 +52,15 @@ class TritonTransformersForward:
         self, model: Any, found: FoundAttention, cache: KVCache, limits: WorkerLimits, attention_backend: str
     ) -> None:
         self._model, self._places = model, found.places
-        self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
+        self._caches = cache.layers
         layout = found.layout
         setup = AttentionSetup(
             found.num_heads[0],
-            layout.num_kv_heads,
-            layout.head_dim,
+            layout.kv[0].num_heads,
+            layout.kv[0].head_dim,
             cache.block_size,
             model.dtype,
-            cache.values.dtype,
+            cache.dtype,
             cache.device,
             layout.layers,
             limits.max_step_tokens,

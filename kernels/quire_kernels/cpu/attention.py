@@ -5,6 +5,8 @@ two side by side (`csrc/kv_cache.h`). Only the compiled ops read and write it. I
 and a scale for each key and value, as in `quire_kernels.kv_quantization`.
 """
 
+import math
+from collections.abc import Iterable
 from ctypes import Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 
@@ -58,12 +60,14 @@ class RuleArgs(Structure):
 _LANES = 16
 
 
-def check_compiled_support(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
-    """Why the compiled kernels do not support a cache, or None. `dtype`: of the computation."""
+def check_compiled_support(head_dims: Iterable[int], block_size: int, dtype: torch.dtype) -> str | None:
+    """Why the compiled kernels do not support a cache, or None. `head_dims` are those of its layers, `dtype` is that of
+    the computation.
+    """
     if dtype not in (torch.float32, torch.bfloat16):
         return f"they compute in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if head_dim % _LANES:
-        return f"a head's dimensions must be a multiple of {_LANES}, not {head_dim}"
+    if (unfit := next((dim for dim in head_dims if dim % _LANES), None)) is not None:
+        return f"a head's dimensions must be a multiple of {_LANES}, not {unfit}"
     if block_size % _LANES and block_size != _LANES // 2:
         return f"the block size must be 8 or a multiple of {_LANES}, not {block_size}"
     return None
@@ -71,41 +75,52 @@ def check_compiled_support(head_dim: int, block_size: int, dtype: torch.dtype) -
 
 @dataclass(frozen=True, eq=False)
 class CacheLayer:
-    """One layer's keys and values in a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+    """One layer's keys and values in a cache: views [num_blocks, num_kv_heads, block_size, head_dim].
 
     Of the last two dimensions only the product of the sizes matters: within a head's block, the ops have their own
     order. Block size 8 or a multiple of 16; head dimensions a multiple of 16.
     """
 
-    cache: Tensor
-    layer: int
-    scales: Tensor | None = None
-    """float32 [num_blocks, num_layers, 2, num_kv_heads, block_size], where the cache is int8; its blocks are as many
-    bytes apart as the cache's.
+    keys: Tensor
+    values: Tensor
+    """Of each block right behind its keys."""
+    key_scales: Tensor | None = None
+    """float32 [num_blocks, num_kv_heads, block_size], where the cache is int8; its blocks are as many bytes apart as
+    the cache's.
     """
+    value_scales: Tensor | None = None
+    """Of each block right behind the scales of keys."""
 
     def args(self, dtype: torch.dtype) -> CacheArgs:
         """The library's structure, valid as long as this object. `dtype`: of the computation."""
-        require(self.cache.ndim == 6, "cache", "be [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]")
-        _, num_layers, _, num_kv_heads, block_size, head_dim = self.cache.shape
-        require(0 <= self.layer < num_layers, "layer", f"be below {num_layers}")
-        unsupported_reason = check_compiled_support(head_dim, block_size, dtype)
-        require(unsupported_reason is None, "cache", f"be one that the compiled kernels take: {unsupported_reason}")
-        expected = dtype if self.scales is None else torch.int8
-        require(self.cache.dtype == expected, "cache", f"be {expected}")
-        require(self.cache[0].is_contiguous(), "cache", "be contiguous in each block")
-        half, stride = num_kv_heads * block_size * head_dim, block_stride(self.cache)
-        data = self.cache.data_ptr() + self.layer * 2 * half * self.cache.element_size()
-        if self.scales is None:
-            return CacheArgs(data, stride, half, num_kv_heads, block_size, head_dim, None)
-        require(self.scales.shape == self.cache.shape[:-1], "scales", "be one of each vector of the cache")
+        require(self.keys.ndim == 4, "keys", "be [num_blocks, num_kv_heads, block_size, head_dim]")
+        _, num_kv_heads, block_size, head_dim = self.keys.shape
+        unsupported_reason = check_compiled_support([head_dim], block_size, dtype)
         require(
-            self.scales.dtype == torch.float32 and self.scales[0].is_contiguous(), "scales", "be float32, contiguous"
+            unsupported_reason is None, "keys", f"be such that the compiled kernels take them: {unsupported_reason}"
         )
-        are_aligned = len(self.scales) == 1 or block_stride(self.scales) == stride
-        require(are_aligned, "scales", "be in blocks as far apart as those of the cache")
-        scales = self.scales.data_ptr() + self.layer * 2 * num_kv_heads * block_size * self.scales.element_size()
-        return CacheArgs(data, stride, half, num_kv_heads, block_size, head_dim, scales)
+        expected = dtype if self.key_scales is None else torch.int8
+        _check_halves("keys", self.keys, "values", self.values, expected)
+        half, stride = num_kv_heads * block_size * head_dim, block_stride(self.keys)
+        data = self.keys.data_ptr()
+        if self.key_scales is None or self.value_scales is None:
+            require(self.value_scales is None, "value_scales", "be absent, as key_scales")
+            return CacheArgs(data, stride, half, num_kv_heads, block_size, head_dim, None)
+        require(self.key_scales.shape == self.keys.shape[:-1], "key_scales", "be one of each key")
+        _check_halves("key_scales", self.key_scales, "value_scales", self.value_scales, torch.float32)
+        are_aligned = len(self.keys) == 1 or block_stride(self.key_scales) == stride
+        require(are_aligned, "key_scales", "be in blocks as far apart as those of the cache")
+        return CacheArgs(data, stride, half, num_kv_heads, block_size, head_dim, self.key_scales.data_ptr())
+
+
+def _check_halves(name: str, first: Tensor, second_name: str, second: Tensor, dtype: torch.dtype) -> None:
+    """Raises ValueError unless both tensors have blocks of this dtype, each of the second right behind the first's."""
+    require(first.dtype == dtype, name, f"be {dtype}")
+    require(not len(first) or first[0].is_contiguous(), name, "be contiguous in each block")
+    is_alike = (second.shape, second.stride(), second.dtype) == (first.shape, first.stride(), first.dtype)
+    size = math.prod(first.shape[1:]) * first.element_size()
+    is_behind = is_alike and second.data_ptr() - first.data_ptr() == size
+    require(is_behind, second_name, f"be right behind {name} in each block")
 
 
 def block_stride(tensor: Tensor) -> int:
@@ -119,7 +134,7 @@ def store(thread_pool: ThreadPool, key: Tensor, value: Tensor, layer: CacheLayer
     Each token's heads are contiguous; `slots` int64 [num_tokens], -1 for a token that is not stored.
     """
     for name, tensor in (("key", key), ("value", value)):
-        _check_tokens(name, tensor, layer, layer.cache.shape[3])
+        _check_tokens(name, tensor, layer, layer.keys.shape[1])
     require(value.dtype == key.dtype, "value", "have the dtype of key")
     require(len(value) == len(key), "value", "be of as many tokens as key")
     is_list = slots.dtype == torch.int64 and slots.shape == (len(key),) and slots.is_contiguous()
@@ -171,7 +186,7 @@ def attend(
     Returns:
         [num_tokens, num_heads, head_dim], of the dtype of `query`.
     """
-    num_kv_heads = layer.cache.shape[3]
+    num_kv_heads = layer.keys.shape[1]
     _check_tokens("query", query, layer, query.shape[1])
     require(query.is_contiguous(), "query", "be contiguous")
     require(query.shape[1] % num_kv_heads == 0, "query", "have a multiple of the cache's num_kv_heads heads")
@@ -219,11 +234,11 @@ def attend(
 
 
 def _check_tokens(name: str, tensor: Tensor, layer: CacheLayer, num_heads: int) -> None:
-    head_dim = layer.cache.shape[5]
+    head_dim = layer.keys.shape[3]
     require(
         tensor.ndim == 3 and tensor.shape[1:] == (num_heads, head_dim), name, f"be [tokens, {num_heads}, {head_dim}]"
     )
     # The stride of a single head is arbitrary.
     is_contiguous = tensor.stride(2) == 1 and (num_heads == 1 or tensor.stride(1) == head_dim)
     require(is_contiguous, name, "be contiguous in each token")
-    require(layer.scales is not None or tensor.dtype == layer.cache.dtype, name, "have the dtype of the cache")
+    require(layer.key_scales is not None or tensor.dtype == layer.keys.dtype, name, "have the dtype of the cache")

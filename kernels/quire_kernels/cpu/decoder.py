@@ -21,45 +21,93 @@ class RopeArgs(Structure):
 
 
 class MlpArgs(Structure):
-    """`Mlp` of decoder.h. With a gate, outputs of `gate_up` are sixteen of the gate, the same of up, and so on, both
-    padded to a multiple of 32.
+    """`Mlp` of decoder_model.h. With a gate, outputs of `gate_up` are sixteen of the gate, the same of up, and so on,
+    both padded to a multiple of 32.
     """
 
     _fields_ = (("gate_up", MatrixArgs), ("down", MatrixArgs), ("activation", c_int64), ("is_gated", c_int64))
 
 
+class HeadsArgs(Structure):
+    """`Heads` of decoder_model.h."""
+
+    _fields_ = (
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("has_paired_halves", c_int64),
+    )
+
+
+class LayerInputArgs(Structure):
+    """`LayerInput` of decoder_model.h."""
+
+    _fields_ = (("gate", MatrixArgs), ("up", MatrixArgs), ("norm", NormArgs), ("activation", c_int64))
+
+
+class LayerInputsArgs(Structure):
+    """`LayerInputs` of decoder_model.h."""
+
+    _fields_ = (
+        ("width", c_int64),
+        ("embedding", c_void_p),
+        ("embedding_scale", c_float),
+        ("projection", MatrixArgs),
+        ("norm", NormArgs),
+        ("scale", c_float),
+    )
+
+
+class BesideArgs(Structure):
+    """`Beside` of decoder_model.h."""
+
+    _fields_ = (
+        ("mlp", MlpArgs),
+        ("norm", NormArgs),
+        ("post_norm", NormArgs),
+        ("experts_post_norm", NormArgs),
+        ("router_norm", NormArgs),
+    )
+
+
 class DecoderLayerArgs(Structure):
-    """`DecoderLayer` of decoder.h."""
+    """`DecoderLayer` of decoder_model.h."""
 
     _fields_ = (
         ("attention_norm", NormArgs),
         ("query_norm", NormArgs),
         ("key_norm", NormArgs),
+        ("value_norm", NormArgs),
         ("post_attention_norm", NormArgs),
         ("mlp_norm", NormArgs),
         ("post_mlp_norm", NormArgs),
         ("qkv", MatrixArgs),
         ("output", MatrixArgs),
+        ("heads", HeadsArgs),
         ("rule", RuleArgs),
         ("rope", c_int64),
         ("mlp", MlpArgs),
         ("experts", POINTER(ExpertsArgs)),
+        ("beside", POINTER(BesideArgs)),
         ("is_parallel", c_int64),
         ("has_joint_norms", c_int64),
         ("norms_after_rotation", c_int64),
         ("latent", POINTER(LatentArgs)),
+        ("has_keys", c_int64),
+        ("values_are_keys", c_int64),
+        ("input", POINTER(LayerInputArgs)),
+        ("scale", c_float),
+        ("cache", c_void_p),
+        ("cache_scales", c_void_p),
     )
 
 
 class DecoderModelArgs(Structure):
-    """`DecoderModel` of decoder.h."""
+    """`DecoderModel` of decoder_model.h."""
 
     _fields_ = (
         ("hidden_size", c_int64),
         ("num_layers", c_int64),
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
         ("layers", POINTER(DecoderLayerArgs)),
         ("norm", NormArgs),
         ("head", MatrixArgs),
@@ -68,19 +116,16 @@ class DecoderModelArgs(Structure):
         ("embedding", c_void_p),
         ("embedding_scale", c_float),
         ("positions", c_void_p),
-        ("cache", c_void_p),
-        ("cache_scales", c_void_p),
+        ("layer_inputs", POINTER(LayerInputsArgs)),
         ("cache_stride", c_int64),
         ("block_size", c_int64),
-        ("shares_cache", c_int64),
         ("num_ropes", c_int64),
         ("ropes", POINTER(RopeArgs)),
-        ("has_paired_halves", c_int64),
     )
 
 
 class DecoderStepArgs(Structure):
-    """`DecoderStep` of decoder.h."""
+    """`DecoderStep` of decoder_model.h."""
 
     _fields_ = (
         ("num_tokens", c_int64),

@@ -44,6 +44,7 @@ class ExpertsArgs(Structure):
         ("num_groups", c_int64),
         ("num_chosen_groups", c_int64),
         ("num_summed", c_int64),
+        ("weight_scales", c_void_p),
     )
 
 
@@ -72,6 +73,8 @@ class PackedExperts:
     """How many groups of neighbouring experts there are, of how many of them a token's experts are, and how many of a
     group's best weights are summed to choose it.
     """
+    weight_scales: Tensor | None = None
+    """float32 [num_experts], factors of the weights in the end."""
     _args: ExpertsArgs = field(init=False, default_factory=ExpertsArgs)
 
     def __post_init__(self) -> None:
@@ -89,10 +92,11 @@ class PackedExperts:
             # The structure keeps the array alive.
             setattr(args, name, (MatrixArgs * len(matrices))(*(matrix.args() for matrix in matrices)))
         args.scoring = self.scoring
-        if self.choice_bias is not None:
-            is_plain = self.choice_bias.dtype == torch.float32 and self.choice_bias.is_contiguous()
-            require(is_plain and len(self.choice_bias) == args.num_experts, "choice_bias", "be float32 [num_experts]")
-            args.choice_bias = self.choice_bias.data_ptr()
+        for name in ("choice_bias", "weight_scales"):
+            if (numbers := getattr(self, name)) is not None:
+                is_plain = numbers.dtype == torch.float32 and numbers.is_contiguous()
+                require(is_plain and numbers.shape == (count,), name, "be float32 [num_experts]")
+                setattr(args, name, numbers.data_ptr())
         if self.groups is not None:
             num_groups, num_chosen_groups, num_summed = self.groups
             fits = 1 <= num_groups <= _MAX_GROUPS and num_summed <= _MAX_GROUPS

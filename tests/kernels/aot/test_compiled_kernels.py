@@ -170,6 +170,7 @@ def test_the_table_has_what_the_compiler_makes(run_module: RunModule, tmp_path: 
         ("--deterministic", "--kv", "int8"),
         pytest.param(("--model", "qwen3_moe", "--kv", "fp8"), marks=pytest.mark.large),
         pytest.param(("--model", "gemma2"), marks=pytest.mark.large),
+        pytest.param(("--model", "gemma4_text"), marks=pytest.mark.large),
         pytest.param(("--model", "deepseek_v2"), marks=pytest.mark.large),
         ("--model", "all", "--steps", "25"),
     ],

@@ -15,9 +15,19 @@ from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.attention import CacheLayer, attend, store
 from quire_kernels.kv_quantization import quantize
 from quire_kernels.paged_attention import paged_attention_reference
-from worker_svc.cache import CacheShape
+from worker_svc.cache import CacheShape, KVCache
 
 BORDERS = [1, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 111, 128, 129, 257]
+
+
+def layer_of(cache: KVCache, number: int) -> CacheLayer:
+    views = cache.layers[number]
+    return CacheLayer(views.keys, views.values, views.key_scales, views.value_scales)
+
+
+def only_layer(numbers: Tensor) -> CacheLayer:
+    """Of a cache [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+    return CacheLayer(*numbers.unbind(1))
 
 
 @dataclass(frozen=True)
@@ -31,14 +41,17 @@ class Arithmetic:
     def cache(self, batch: Any) -> CacheLayer:
         """The batch's cache in the layout of the compiled ops, in the second of three layers, NaN elsewhere."""
         num_blocks, num_kv_heads, block_size, head_dim = batch.key_cache.shape
-        shape = CacheShape(3, num_kv_heads, block_size, head_dim, torch.int8 if self.in_8_bits else self.dtype)
+        shape = CacheShape.of_equal_layers(
+            3, num_kv_heads, block_size, head_dim, torch.int8 if self.in_8_bits else self.dtype
+        )
         cache = shape.allocate(num_blocks, torch.device("cpu"))
-        if cache.scales is None:
-            cache.values.fill_(math.nan)
-        else:
-            cache.values.fill_(127)
-            cache.scales.fill_(math.nan)
-        layer = CacheLayer(cache.values, 1, cache.scales)
+        for each in cache.layers:
+            for numbers in (each.keys, each.values):
+                numbers.fill_(127 if self.in_8_bits else math.nan)
+            for scales in (each.key_scales, each.value_scales):
+                if scales is not None:
+                    scales.fill_(math.nan)
+        layer = layer_of(cache, 1)
         for table, context in zip(batch.block_tables, batch.context_lens.tolist(), strict=True):
             position = torch.arange(context)
             blocks, offsets = table[position // block_size].long(), position % block_size
@@ -262,38 +275,43 @@ def test_amx_is_refused_where_it_cannot_be_used(
 def test_what_is_stored_in_8_bits_is_what_triton_stores() -> None:
     torch.manual_seed(0)
     key, value = torch.randn(20, 3, 64), torch.randn(20, 3, 64) * torch.tensor([0.0, 1e-3, 1e3])[:, None]
-    cache = CacheShape(2, 3, 16, 64, torch.int8).allocate(4, torch.device("cpu"))
-    store(compiled.thread_pool(), key, value, CacheLayer(cache.values, 1, cache.scales), torch.arange(20))
-    assert cache.scales is not None
-    stored = cache.values[:2, 1].view(2, 2, 3, 16 * 64)
-    for number, vectors in enumerate((key, value)):
+    cache = CacheShape.of_equal_layers(2, 3, 16, 64, torch.int8).allocate(4, torch.device("cpu"))
+    store(compiled.thread_pool(), key, value, layer_of(cache, 1), torch.arange(20))
+    other, written = cache.layers
+    for vectors, stored, stored_scales in (
+        (key, written.keys, written.key_scales),
+        (value, written.values, written.value_scales),
+    ):
         codes, scales = quantize(vectors, torch.int8)
-        torch.testing.assert_close(cache.scales[:2, 1, number].transpose(1, 2).flatten(0, 1)[:20], scales)
+        assert stored_scales is not None
+        torch.testing.assert_close(stored_scales[:2].transpose(1, 2).flatten(0, 1)[:20], scales)
         # A block's codes are in an order of their own.
         for head in range(3):
-            assert stored[0, number, head].sort().values.equal(codes[:16, head].flatten().sort().values)
-    assert not cache.values[:, 0].any()
-    assert not cache.scales[:, 0].any()
+            assert stored[0, head].flatten().sort().values.equal(codes[:16, head].flatten().sort().values)
+    for untouched in (other.keys, other.values, other.key_scales, other.value_scales):
+        assert untouched is not None
+        assert not untouched.any()
 
 
 def test_a_number_that_is_not_finite_poisons_its_own_vector() -> None:
     key = torch.ones(3, 1, 64)
     key[1, 0, 5] = math.inf
-    cache = CacheShape(1, 1, 16, 64, torch.int8).allocate(1, torch.device("cpu"))
-    layer, slots = CacheLayer(cache.values, 0, cache.scales), torch.arange(3)
+    cache = CacheShape.of_equal_layers(1, 1, 16, 64, torch.int8).allocate(1, torch.device("cpu"))
+    layer, slots = layer_of(cache, 0), torch.arange(3)
     store(compiled.thread_pool(), key, torch.ones(3, 1, 64), layer, slots)
-    assert cache.scales is not None
-    assert cache.scales[0, 0, 0, 0, :3].isnan().tolist() == [False, True, False]
-    assert not cache.scales[0, 0, 1].isnan().any()
+    assert layer.key_scales is not None
+    assert layer.value_scales is not None
+    assert layer.key_scales[0, 0, :3].isnan().tolist() == [False, True, False]
+    assert not layer.value_scales[0].isnan().any()
 
 
 def test_tokens_without_a_slot_are_not_stored() -> None:
-    cache = torch.zeros(2, 1, 2, 3, 16, 64)
+    cache = torch.zeros(2, 2, 3, 16, 64)
     store(
         compiled.thread_pool(),
         torch.ones(3, 3, 64),
         torch.ones(3, 3, 64),
-        CacheLayer(cache, 0),
+        only_layer(cache),
         torch.tensor([-1, 17, -1]),
     )
     assert cache[0].count_nonzero() == 0
@@ -301,15 +319,15 @@ def test_tokens_without_a_slot_are_not_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "name"), [((4, 1, 2, 1, 12, 64), "block size"), ((4, 1, 2, 1, 16, 72), "dimensions")], ids=str
+    ("shape", "name"), [((4, 2, 1, 12, 64), "block size"), ((4, 2, 1, 16, 72), "dimensions")], ids=str
 )
 def test_a_cache_that_it_cannot_read_is_refused_by_name(shape: tuple[int, ...], name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        CacheLayer(torch.zeros(shape), 0).args(torch.float32)
+        only_layer(torch.zeros(shape)).args(torch.float32)
 
 
 def test_arguments_of_a_wrong_kind_are_refused_by_name() -> None:
-    layer = CacheLayer(torch.zeros(2, 1, 2, 3, 16, 64), 0)
+    layer = only_layer(torch.zeros(2, 2, 3, 16, 64))
     key = torch.zeros(3, 3, 64)
     slots = torch.zeros(3, dtype=torch.int64)
     for name, arguments in {
@@ -321,10 +339,11 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name() -> None:
             store(compiled.thread_pool(), *arguments)
 
 
-@pytest.mark.parametrize("layer", [-1, 1])
-def test_a_layer_that_the_cache_does_not_have_is_refused(layer: int) -> None:
-    with pytest.raises(ValueError, match=r"^layer: "):
-        CacheLayer(torch.zeros(2, 1, 2, 3, 16, 64), layer).args(torch.float32)
+def test_values_that_are_not_behind_their_keys_are_refused() -> None:
+    keys, values = torch.zeros(2, 2, 3, 16, 64).unbind(1)
+    for layer in (CacheLayer(values, keys), CacheLayer(keys, values.clone()), CacheLayer(keys, values[:, :2])):
+        with pytest.raises(ValueError, match=r"^values: must be right behind keys"):
+            layer.args(torch.float32)
 
 
 def test_sinks_of_other_heads_are_refused(make_batch: Callable[..., Any], arithmetic: Arithmetic) -> None:
@@ -335,7 +354,7 @@ def test_sinks_of_other_heads_are_refused(make_batch: Callable[..., Any], arithm
 
 
 def test_a_window_of_no_token_is_refused() -> None:
-    layer, numbers = CacheLayer(torch.zeros(1, 1, 2, 3, 16, 64), 0), torch.tensor([[0, 1]], dtype=torch.int32)
+    layer, numbers = only_layer(torch.zeros(1, 2, 3, 16, 64)), torch.tensor([[0, 1]], dtype=torch.int32)
     arguments = (torch.zeros(1, 3, 64), layer, numbers[:, :1], numbers[0], numbers[0, 1:])
     with pytest.raises(ValueError, match=r"^window: "):
         attend(compiled.thread_pool(), *arguments, 1.0, window=0)

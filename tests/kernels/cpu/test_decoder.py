@@ -13,7 +13,18 @@ from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.decoder import Decoder, DecoderModelArgs
 from quire_kernels.cpu.norms import NormCode
-from random_decoder import CONTEXT, HEADS, HIDDEN, KV_HEADS, VOCAB, RandomDecoder, RandomNorm
+from random_decoder import (
+    CONTEXT,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    VOCAB,
+    RandomDecoder,
+    RandomInput,
+    RandomInputs,
+    RandomLayer,
+    RandomNorm,
+)
 
 # Heads of whole panels, whose halves are paired.
 WHOLE_DIMS = [32, 96, 128]
@@ -145,6 +156,46 @@ def rows_of_whole_pages(model: RandomDecoder) -> None:
     model.layers[1].resize(2048)
 
 
+def heads_of_two_sizes(model: RandomDecoder) -> None:
+    model.ropes.append((torch.logspace(0, -3, 24), 1.0))
+    model.layers[1].resize_heads(48)
+    model.layers[1].rope = 1
+
+
+def value_norms(model: RandomDecoder) -> None:
+    for layer in model.layers:
+        layer.value_norm = RandomNorm(layer.dim)
+
+
+def values_that_are_keys(model: RandomDecoder) -> None:
+    head_norms(model)
+    value_norms(model)
+    for layer in model.layers:
+        layer.resize_heads(layer.dim, kv_parts=1)
+        layer.values_are_keys = True
+
+
+def shared_keys(model: RandomDecoder) -> None:
+    for _ in range(2):
+        layer = RandomLayer(model.dim)
+        layer.resize_heads(model.dim, kv_parts=0)
+        layer.shared = 1
+        model.layers.append(layer)
+
+
+def layer_scales(model: RandomDecoder) -> None:
+    post_norms(model)
+    model.layers[0].scale, model.layers[1].scale = 0.3, -1.7
+
+
+def layer_inputs(model: RandomDecoder) -> None:
+    shared_keys(model)
+    model.layers[3].scale = 0.4
+    model.inputs = RandomInputs(21, len(model.layers))
+    for layer in model.layers:
+        layer.input = RandomInput(21)
+
+
 def head_bias(model: RandomDecoder) -> None:
     model.head_bias = torch.randn(VOCAB) * 3
 
@@ -163,7 +214,8 @@ CHANGES: dict[str, Change] = {
         layer_norms, epsilons, head_norms, norms_after_rotation, one_head_norm, joint_norms, post_norms, one_post_norm,
         post_norms_alone, parallel_without_norms, no_positions, one_layer_without_positions, two_ropes,
         partial_rotation, position_embedding, embedding_scale, parallel, one_parallel_layer_with_post_norms, widths,
-        whole_panels, rows_of_whole_pages, head_bias, logits_scale, logits_soft_cap,
+        whole_panels, rows_of_whole_pages, head_bias, logits_scale, logits_soft_cap, heads_of_two_sizes, value_norms,
+        values_that_are_keys, shared_keys, layer_scales, layer_inputs,
     )},
     **{
         f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)
@@ -207,7 +259,7 @@ def test_logits_are_those_of_torch(name: str, arithmetic: tuple[torch.dtype, boo
         assert (plain.logits(tokens) - expected).norm() > 3 * tolerance * expected.norm()
 
 
-@pytest.mark.parametrize("resize", [widths, whole_panels])
+@pytest.mark.parametrize("resize", [widths, whole_panels, heads_of_two_sizes, layer_inputs])
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_in_steps_of_any_size(resize: Change, arithmetic: tuple[torch.dtype, bool]) -> None:
     dtype, use_amx = arithmetic
@@ -221,11 +273,18 @@ def test_a_row_has_the_same_bits_in_steps_of_any_size(resize: Change, arithmetic
         assert torch.equal(Compiled(model, dtype, use_amx).logits_in_steps(tokens, size), whole)
 
 
+@pytest.mark.parametrize("change", [None, layer_inputs])
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_whatever_others_are_sampled(arithmetic: tuple[torch.dtype, bool]) -> None:
-    """The last layer's attention leaves out tiles of queries after which no token is sampled."""
+def test_a_row_has_the_same_bits_whatever_others_are_sampled(
+    change: Change | None, arithmetic: tuple[torch.dtype, bool]
+) -> None:
+    """The last layer's attention leaves out tiles of queries after which no token is sampled, and layers behind the
+    last keys compute sampled tokens alone.
+    """
     dtype, use_amx = arithmetic
     model = RandomDecoder()
+    if change is not None:
+        change(model)
     model.round_to(dtype)
     tokens = torch.arange(LENGTH) * 7 % VOCAB
     decoder = Compiled(model, dtype, use_amx)

@@ -43,6 +43,7 @@ class Weights:
     activation: ActivationCode = ActivationCode.SILU
     biases: tuple[Tensor, ...] | None = None
     """float32, of the router, and of each expert's gate, up and down."""
+    weight_scales: Tensor | None = None
 
     @property
     def num_experts(self) -> int:
@@ -77,6 +78,7 @@ class Weights:
             self.scoring,
             self.choice_bias,
             self.groups,
+            self.weight_scales,
         )
 
     def expected(self, inputs: Tensor) -> Tensor:
@@ -97,6 +99,8 @@ class Weights:
             weights, chosen = self._choose(scores[: self.num_experts])
             if self.normalized:
                 weights /= weights.sum()
+            if self.weight_scales is not None:
+                weights = weights * self.weight_scales[chosen]
             total = torch.zeros_like(row)
             for weight, e in zip(weights * 1.5, chosen, strict=True):
                 total += weight * mlp(
@@ -147,6 +151,7 @@ def _weights(
     groups: tuple[int, int, int] | None = None,
     activation: ActivationCode = ActivationCode.SILU,
     with_biases: bool = False,
+    scaled: bool = False,
 ) -> Weights:
     dtype, use_amx = ARITHMETICS[arithmetic]
     if use_amx and not has_amx(compiled.thread_pool()):
@@ -173,6 +178,7 @@ def _weights(
         tuple(torch.randn(num_experts, *sizes, generator=generator) for sizes in ((), (width,), (width,), (hidden,)))
         if with_biases
         else None,
+        torch.randn(num_experts, generator=generator) if scaled else None,
     )
 
 
@@ -208,6 +214,7 @@ def _assert_near(computed: Tensor, expected: Tensor, dtype: torch.dtype) -> None
         {"num_experts": 19, "biased": True},
         {"num_experts": 3, "width": 1024, "hidden": 2048, "shared": 32},
         {"with_biases": True, "activation": ActivationCode.SWIGLU_OAI},
+        {"num_experts": 19, "num_chosen": 4, "scaled": True},
         {"num_experts": 33, "num_chosen": 4, "hidden": 90, "width": 90, "with_biases": True},
     ],
     ids=str,
@@ -288,7 +295,11 @@ def test_groups_and_the_bias_change_the_choice() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "changes"),
-    [("choice_bias", {"choice_bias": torch.zeros(5)}), ("groups", {"groups": (300, 1, 1)})],
+    [
+        ("choice_bias", {"choice_bias": torch.zeros(5)}),
+        ("weight_scales", {"weight_scales": torch.zeros(6, dtype=torch.float64)}),
+        ("groups", {"groups": (300, 1, 1)}),
+    ],
 )
 def test_what_the_router_cannot_have_is_named(argument: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{argument}: "):

@@ -11,7 +11,7 @@ from quire_kernels.paged_attention import paged_attention_reference
 from worker_svc.attention import AttentionKind, make_attention
 from worker_svc.batch import Batch, SequenceChunk, make_batch
 from worker_svc.cache import CacheShape, KVCache
-from worker_svc.model_layout import LayerAttention
+from worker_svc.model_layout import KVShape, LayerAttention, ModelLayout
 
 LAYERS = [
     LayerAttention(0.25),
@@ -22,6 +22,11 @@ LAYERS = [
     LayerAttention(0.25, window=17, has_sinks=True),
 ]
 NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM = 4, 2, 8, 16
+
+
+def _layout(num_layers: int = len(LAYERS)) -> ModelLayout:
+    kv = (KVShape(NUM_KV_HEADS, HEAD_DIM),) * num_layers
+    return ModelLayout(97, 128, kv, tuple(LAYERS[:num_layers]), tuple(range(num_layers)))
 
 
 def _step(cache: Tensor) -> Batch:
@@ -38,7 +43,7 @@ def test_each_layer_attends_in_its_own_way() -> None:
     torch.manual_seed(0)
     cache = torch.randn(15, len(LAYERS), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     batch = _step(cache)
-    attention = make_attention(AttentionKind.TORCH, KVCache.over(cache), LAYERS, torch.float32).plan(batch)
+    attention = make_attention(AttentionKind.TORCH, KVCache.over(cache), _layout(), torch.float32).plan(batch)
     outputs = []
     for layer, how in enumerate(LAYERS):
         query, key, value = (
@@ -69,11 +74,13 @@ def test_each_layer_attends_in_its_own_way() -> None:
 
 def test_layers_must_be_those_of_the_cache() -> None:
     cache = torch.zeros(2, 3, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    with pytest.raises(ValueError, match=r"^layers: .* 3, not 2"):
-        make_attention(AttentionKind.TORCH, KVCache.over(cache), LAYERS[:2], torch.float32)
+    with pytest.raises(ValueError, match=r"^cache: .* 2 layers, not 3"):
+        make_attention(AttentionKind.TORCH, KVCache.over(cache), _layout(2), torch.float32)
 
 
 def test_torchs_attention_reads_no_cache_in_8_bits() -> None:
-    cache = CacheShape(2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.int8).allocate(3, torch.device("cpu"))
+    cache = CacheShape.of_equal_layers(2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.int8).allocate(
+        3, torch.device("cpu")
+    )
     with pytest.raises(ValueError, match=r"^cache: .* 8 bits .* torch"):
-        make_attention(AttentionKind.TORCH, cache, LAYERS[:2], torch.float32)
+        make_attention(AttentionKind.TORCH, cache, _layout(2), torch.float32)

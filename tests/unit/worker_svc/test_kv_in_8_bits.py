@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import dense_models
 from large import large_but
 from llama_models import VARIANTS, VOCAB
 from runner_driver import Driver, make_runner
@@ -47,12 +48,14 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return chosen
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3-window"])
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("variant", "native"),
+    [("llama", True), ("llama", False), ("qwen3-window", True), ("qwen3-window", False), ("gemma4", True)],
+)
 def test_log_probabilities_are_near_those_over_a_full_cache(
-    native: bool, variant: str, backend: Backend, save_model: Callable[..., Path]
+    variant: str, native: bool, backend: Backend, save_model: Callable[..., Path]
 ) -> None:
-    directory = save_model(VARIANTS[variant]())
+    directory = save_model((VARIANTS | dense_models.VARIANTS)[variant]())
     full = _first_draws(make_runner(directory))
     small = _first_draws(backend.runner(directory, native=native))
     differences = [_difference(one, other) for one, other in zip(full, small, strict=True)]

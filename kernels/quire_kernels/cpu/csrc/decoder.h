@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "amx_codes.h"
 #include "attention.h"
 #include "buffer.h"
+#include "decoder_model.h"
 #include "experts.h"
 #include "latent.h"
 #include "linear.h"
@@ -25,69 +28,6 @@
 #include "thread_pool.h"
 
 namespace quire {
-
-// down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x))).
-struct Mlp {
-    Matrix gate_up;  // with a gate, each panel has 16 of its outputs, then the same of up
-    Matrix down;
-    Activation activation;
-    int64_t is_gated;
-};
-
-struct DecoderLayer {
-    Norm attention_norm;  // without it, attention sees the hidden states as they are
-    Norm query_norm;  // of each head, see also below
-    Norm key_norm;
-    Norm post_attention_norm;  // of what is added to the hidden states
-    Norm mlp_norm;  // without it, so does the MLP
-    Norm post_mlp_norm;
-    Matrix qkv;  // queries, keys, values; see also DecoderModel::has_paired_halves
-    Matrix output;
-    AttentionRule rule;
-    int64_t rope;  // which one of the model's; -1: none
-    Mlp mlp;
-    const Experts* experts;   // in place of the MLP, which then is all zeros; or null
-    int64_t is_parallel;      // whether attention and MLP see the same hidden states
-    int64_t has_joint_norms;  // whether query_norm and key_norm are of all heads together
-    int64_t norms_after_rotation;  // of these, which then are of each head
-    const Latent* latent;     // of all layers or none: qkv returns queries and what is stored of latent vectors; or null
-};
-
-struct DecoderModel {
-    int64_t hidden_size, num_layers, num_heads, num_kv_heads, head_dim;
-    const DecoderLayer* layers;
-    Norm norm;
-    Matrix head;            // all zeros, if no step has logits
-    float logits_scale;     // before their soft cap
-    float logits_soft_cap;  // 0: none
-    const void* embedding;  // [vocab, hidden]
-    float embedding_scale;
-    const void* positions;  // [context, hidden], added to the embedding; or null
-    char* cache;            // blocks of [num_layers, 2, num_kv_heads, block_size * head_dim]; without the 2 of latent vectors
-    char* cache_scales;     // of the first block [num_layers, 2, num_kv_heads, block_size], where the cache has codes; or null
-    int64_t cache_stride;   // bytes from one block to the next, also of scales
-    int64_t block_size;
-    int64_t shares_cache;   // whether blocks have one layer, which each layer overwrites: then a step must have whole sequences
-    int64_t num_ropes;
-    const Rope* ropes;
-    int64_t has_paired_halves;  // whether a panel of qkv has sixteen outputs of the first half of a head, then the same of the second
-};
-
-struct DecoderStep {
-    int64_t num_tokens;
-    const int64_t* token_ids;
-    const int64_t* slots;  // -1: not stored
-    const int64_t* positions;
-    Sequences sequences;
-    int64_t num_samples;
-    const int64_t* logits_indices;
-    float* logits;  // [num_samples, logits_stride]
-    int64_t logits_stride;
-    const uint8_t* needs_logits;  // [num_samples], whether these logits are written; null: all are
-    int64_t* argmax;  // [num_samples], as find_argmax<false>() of sample.h
-    float* states;    // [num_samples, states_stride], after the last norm, in place of logits and argmax; or null
-    int64_t states_stride;  // a multiple of LANES
-};
 
 class AnyDecoder {
 public:
@@ -101,23 +41,48 @@ class Decoder : public AnyDecoder {
 public:
     Decoder(const DecoderModel& model, ThreadPool& pool)
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
-          ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool), latents_(pool, model.num_heads),
-          num_kv_heads_(layers_[0].latent ? model.num_heads / latent_group(model.num_heads) : model.num_kv_heads),
+          ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool), latents_(pool, layers_[0].heads.num_heads),
           has_act_tiles_(takes_act_tiles()) {
         int64_t scratch = 0;
         include(model.head, scratch);
+        if (const LayerInputs* inputs = model.layer_inputs) {
+            include(inputs->projection, scratch);
+            // A panel of the last layer's gate may have more outputs than the layer's vector.
+            inputs_stride_ = round_up(model.num_layers * inputs->width, PANEL) + PANEL;
+            gate_stride_ = Product::stride(inputs->width);
+        }
         for (const DecoderLayer& layer : layers_) {
+            include(layer.heads, layer.latent);
             for (const Matrix* m : {&layer.qkv, &layer.output, &layer.mlp.gate_up, &layer.mlp.down})
                 include(*m, scratch);
+            if (layer.input)
+                for (const Matrix* m : {&layer.input->gate, &layer.input->up}) include(*m, scratch);
+            if (layer.beside) {
+                has_beside_ = true;
+                for (const Matrix* m : {&layer.beside->mlp.gate_up, &layer.beside->mlp.down}) include(*m, scratch);
+                act_stride_ = std::max(act_stride_, Product::stride(layer.beside->mlp.down.inputs));
+                least_act_ = std::min(least_act_, layer.beside->mlp.down.inputs);
+            }
+            attended_stride_ = std::max(attended_stride_, Product::stride(layer.output.inputs));
+            least_attended_ = std::min(least_attended_, layer.output.inputs);
             act_stride_ = std::max(act_stride_, Product::stride(layer.mlp.down.inputs));
+            if (!layer.experts) least_act_ = std::min(least_act_, layer.mlp.down.inputs);
+            // Values that are keys have a place of their own.
+            const Heads& heads = layer.heads;
+            const int64_t all = layer.latent ? layer.qkv.outputs : (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
+            qkv_stride_ = std::max(qkv_stride_, round_up(all, PANEL));
+            if (layer.has_keys) last_with_keys_ = &layer - layers_.data();
             if (layer.experts) mixture_.include(*layer.experts);
             if (!layer.latent) continue;
             latents_.include(*layer.latent);
             for (const Matrix* m : {&layer.latent->query_up, layer.latent->key_up, layer.latent->value_up}) include(*m, scratch);
         }
+        least_attended_ = std::min(least_attended_, attended_stride_);
+        least_act_ = std::min(least_act_, act_stride_);
         scratch = std::max(scratch, mixture_.scratch_size());
         for (int i = 0; i < pool.size(); ++i) {
-            threads_.push_back(std::make_unique<Thread>(group(), model.head_dim, latents_.summed_dim(), model.cache_scales, scratch));
+            threads_.push_back(std::make_unique<Thread>(shapes_, latents_.summed_dim(), layers_[0].cache_scales, scratch));
+            if (model.layer_inputs) threads_.back()->vector.reserve(round_up(model.layer_inputs->width, LANES));
             if (layers_[0].latent) threads_.back()->latent.reserve(*layers_[0].latent);
         }
         for (const Rope& rope : ropes_) {
@@ -126,21 +91,21 @@ public:
         }
         hidden_stride_ = round_up(model.hidden_size, PANEL);
         normed_stride_ = Product::stride(model.hidden_size);
-        qkv_stride_ = round_up(layers_[0].qkv.outputs, PANEL);
-        for (int64_t panel = 0; panel * PANEL < qkv_stride_; ++panel) places_.push_back(place_of(panel));
-        query_stride_ = model.num_heads * model.head_dim;
-        attended_stride_ = Product::stride(layers_[0].output.inputs);
         // Rows in order are at the stride of those that they are taken from.
         if (ordered_stride_)
-            ordered_stride_ = std::max({ordered_stride_, normed_stride_, attended_stride_, act_stride_, latents_.normed_stride()});
+            ordered_stride_ = std::max({ordered_stride_, normed_stride_, attended_stride_, act_stride_, gate_stride_, latents_.normed_stride()});
     }
 
     void run(const DecoderStep& step) override {
         reserve(step.num_tokens);
         peaks_.reserve(ceil_div(model_.head.outputs, PANEL), step.num_samples);
-        tiles_ = split_into_tiles(step.sequences, num_kv_heads_, group(), pool_.size());
-        last_tiles_.clear();
-        std::copy_if(tiles_.begin(), tiles_.end(), std::back_inserter(last_tiles_), [&](const Tile& tile) { return has_samples(step, tile); });
+        for (Shape& shape : shapes_) {
+            shape.tiles = split_into_tiles(step.sequences, shape.num_kv_heads, shape.group(), pool_.size());
+            shape.last_tiles.clear();
+            std::copy_if(shape.tiles.begin(), shape.tiles.end(), std::back_inserter(shape.last_tiles),
+                         [&](const Tile& tile) { return has_samples(step, tile); });
+        }
+        if (last_with_keys_ < model_.num_layers - 1) sample_sequences(step);
         locate_slots(step.slots, step.num_tokens, model_.block_size, slots_);
         pool_.run([&](int thread) {
             const typename Product::Registers registers;
@@ -152,29 +117,73 @@ private:
     using Element = typename Product::Element;
     static_assert(std::is_same_v<Element, typename Product::Value>);  // rows of one number for each column
 
-    struct Thread {
-        Thread(int64_t group, int64_t head_dim, int64_t value_dim, bool has_codes, int64_t scratch)
-            : attention(group, head_dim, value_dim, has_codes), scratch(scratch), heads(2 * head_dim) {}
-        TileAttention<Element, typename AttentionProductsOf<Product>::Type> attention;
-        Buffer<Element> scratch;
-        Buffer<Element> heads;
-        LatentRow<Element> latent;
-    };
-
     // Where the outputs of a panel of qkv are in its rows: `left` and the LANES - 1 after it, `right` and those after it. With
     // has_paired_halves, also of which head they are, and from which of its dimensions and of its second half's on.
     struct PanelPlace {
         int64_t left, right, head, dimension;
     };
 
-    PanelPlace place_of(int64_t panel) const {
-        const int64_t first = panel * PANEL, dim = model_.head_dim;
-        if (!model_.has_paired_halves) return {first, first + LANES, 0, 0};
+    // What layers of the same heads have in common.
+    struct Shape {
+        Heads heads;
+        int64_t num_kv_heads;  // as attention takes them
+        std::vector<PanelPlace> places;
+        std::vector<Tile> tiles;       // of a step
+        std::vector<Tile> last_tiles;  // those of sampled tokens
+        std::vector<Tile> sampled_tiles;  // of SampledSequences
+
+        int64_t group() const { return heads.num_heads / num_kv_heads; }
+    };
+
+    struct Thread {
+        Thread(const std::vector<Shape>& shapes, int64_t value_dim, bool has_codes, int64_t scratch) : scratch(scratch) {
+            int64_t widest = 0;
+            for (const Shape& shape : shapes) {
+                attentions.emplace_back(shape.group(), shape.heads.head_dim, value_dim, has_codes);
+                widest = std::max(widest, shape.heads.head_dim);
+            }
+            heads.reserve(2 * widest);
+        }
+        std::deque<TileAttention<Element, typename AttentionProductsOf<Product>::Type>> attentions;  // of each shape
+        Buffer<Element> scratch;
+        Buffer<Element> heads;
+        Buffer<float> vector;  // of LayerInputs, padded with zeros
+        LatentRow<Element> latent;
+    };
+
+    // The tokens of a step that are sampled, each as a sequence of its own.
+    struct SampledSequences {
+        std::vector<int32_t> block_tables, query_starts, context_lens;
+        Sequences sequences;
+    };
+
+    // What is left to do to the hidden states: to add branch_ by a norm, and to multiply them. See add().
+    struct Update {
+        const Norm* post = nullptr;
+        float factor = 1.0f;
+
+        bool exists() const { return post || factor != 1.0f; }
+    };
+
+    static PanelPlace place_of(const Heads& heads, int64_t panel) {
+        const int64_t first = panel * PANEL, dim = heads.head_dim;
+        if (!heads.has_paired_halves) return {first, first + LANES, 0, 0};
         const int64_t head = first / dim, dimension = first % dim / 2, left = head * dim + dimension;
         return {left, left + dim / 2, head, dimension};
     }
 
-    int64_t group() const { return model_.num_heads / num_kv_heads_; }
+    void include(const Heads& heads, bool is_latent) {
+        const auto same = std::find_if(shapes_.begin(), shapes_.end(), [&](const Shape& shape) { return shape.heads == heads; });
+        shape_of_layers_.push_back(same - shapes_.begin());
+        if (same != shapes_.end()) return;
+        Shape& shape = shapes_.emplace_back();
+        shape.heads = heads;
+        shape.num_kv_heads = is_latent ? heads.num_heads / latent_group(heads.num_heads) : heads.num_kv_heads;
+        // Latent vectors follow queries, so that rows have any width.
+        const int64_t width = is_latent ? layers_[0].qkv.outputs : (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim;
+        for (int64_t panel = 0; panel * PANEL < width; ++panel) shape.places.push_back(place_of(heads, panel));
+        query_size_ = std::max(query_size_, heads.num_heads * heads.head_dim);
+    }
 
     FactorRows<Element> normed_rows() const { return {normed_.data(), normed_stride_}; }
 
@@ -182,8 +191,8 @@ private:
     // in the other layout.
     bool takes_act_tiles() const {
         return Product::TAKES_TILES && std::all_of(layers_.begin(), layers_.end(), [](const DecoderLayer& layer) {
-            const Matrix& down = layer.mlp.down;
-            return layer.experts || (!down.takes_codes() && !down.order);
+            const Matrix& down = layer.beside ? layer.beside->mlp.down : layer.mlp.down;
+            return (layer.experts && !layer.beside) || (!down.takes_codes() && !down.order);
         });
     }
 
@@ -200,74 +209,129 @@ private:
         hidden_.reserve(tokens * hidden_stride_);
         branch_.reserve(tokens * hidden_stride_);
         qkv_.reserve(tokens * qkv_stride_);
-        query_.reserve(tokens * query_stride_);
+        query_.reserve(tokens * query_size_);
         cosines_.reserve(tokens * num_pairs_);
         sines_.reserve(tokens * num_pairs_);
         normed_.reserve(rows * normed_stride_);
         attended_.reserve(rows * attended_stride_);
         act_.reserve(rows * act_stride_);
+        inputs_.reserve(tokens * inputs_stride_);
+        gate_.reserve(rows * gate_stride_);
+        scored_.reserve(has_beside_ ? rows * normed_stride_ : 0);
+        mixed_.reserve(has_beside_ ? tokens * hidden_stride_ : 0);
         mixture_.reserve(tokens);
         latents_.reserve(tokens);
         ordered_.reserve(rows * ordered_stride_);
         code_rows_.reserve(tokens, code_row_bytes_);
     }
 
+    // Behind the last layer that has keys and values of its own, only tokens whose successor is sampled matter.
     void run(const DecoderStep& step, Thread& own) {
         embed(step);
         int64_t rows = step.num_tokens;
-        const Norm* post = nullptr;  // see add()
+        const int64_t* tokens = nullptr;  // of the rows; null: all
+        if (model_.layer_inputs) compute_layer_inputs(step, own);
+        Update update;
         for (int64_t i = 0; i < model_.num_layers; ++i) {
             const DecoderLayer& layer = layers_[i];
-            norm(post, &layer.attention_norm, rows, &layer.qkv);
-            const Cache cache = layer_cache(i);
-            const std::vector<Tile>& tiles = i == model_.num_layers - 1 ? last_tiles_ : tiles_;
+            norm(update, &layer.attention_norm, rows, &layer.qkv);
+            const Shape& shape = shapes_[shape_of_layers_[i]];
+            const Cache cache = layer_cache(layer, shape);
+            const Sequences& sequences = tokens ? sampled_.sequences : step.sequences;
+            const std::vector<Tile>& tiles = tokens ? shape.sampled_tiles : i == last_with_keys_ ? shape.last_tiles : shape.tiles;
+            auto& attention = own.attentions[shape_of_layers_[i]];
             if (layer.latent) {
-                multiply_qkv(layer, rows, own);
-                attend_to_latents(step, layer, cache, tiles, own);
+                multiply_qkv(layer, shape, rows, own);
+                attend_to_latents(step, layer, cache, tiles, attention, own);
             } else {
                 if (rotates_in_product(layer)) {
-                    multiply_and_rotate(layer, cache, rows, own);
+                    multiply_and_rotate(layer, shape, cache, tokens, rows, own);
                 } else {
-                    multiply_qkv(layer, rows, own);
-                    rotate_and_store(step, layer, cache, own);
+                    multiply_qkv(layer, shape, rows, own);
+                    rotate_and_store(step, layer, cache, tokens, rows, own);
                 }
-                attend(pool_, own.attention, cache, step.sequences, tiles, layer.rule, query_.data(),
+                attend(pool_, attention, cache, sequences, tiles, layer.rule, query_.data(),
                        put_in(attended_.data(), attended_stride_));
             }
-            if (i == model_.num_layers - 1) {
-                // Beyond the last layer's keys and values, only tokens whose successor is sampled matter.
+            if (i == last_with_keys_) {
                 if (!step.num_samples) return;
                 rows = keep_sampled_rows(step);
+                tokens = step.logits_indices;
             }
             const Mlp* dense = layer.experts ? nullptr : &layer.mlp;
-            if (layer.is_parallel) norm(nullptr, &layer.mlp_norm, rows);
-            post = add(layer.output, {attended_.data(), attended_stride_}, layer.post_attention_norm, rows, own);
-            if (!layer.is_parallel)
-                norm(post, &layer.mlp_norm, rows, dense ? &dense->gate_up : nullptr);
-            else if (post)
-                norm(post, nullptr, rows);
-            post = dense ? mlp(*dense, layer.post_mlp_norm, rows, !layer.is_parallel, own)
-                         : mix(*layer.experts, layer.post_mlp_norm, rows, own);
+            if (layer.is_parallel) norm({}, &layer.mlp_norm, rows);
+            update = {add(layer.output, {attended_.data(), attended_stride_}, layer.post_attention_norm, rows, own)};
+            if (layer.beside)
+                norm(update, &layer.beside->norm, rows, &layer.beside->mlp.gate_up);
+            else if (!layer.is_parallel)
+                norm(update, &layer.mlp_norm, rows, dense ? &dense->gate_up : nullptr);
+            else if (update.exists())
+                norm(update, nullptr, rows);
+            update = {dense          ? mlp(*dense, layer.post_mlp_norm, rows, !layer.is_parallel, own)
+                      : layer.beside ? mix_beside(layer, rows, own)
+                                     : mix(*layer.experts, layer.post_mlp_norm, rows, own)};
+            if (layer.input) {
+                norm(update, &NO_NORM, rows, &layer.input->gate);
+                update = {add_input(*layer.input, i, tokens, rows, own)};
+            }
+            update.factor = layer.scale;
         }
         if (step.states) {
-            if (post) norm(post, nullptr, rows);
+            if (update.exists()) norm(update, nullptr, rows);
             put_states(step, rows);
             return;
         }
-        norm(post, &model_.norm, rows, &model_.head);
+        norm(update, &model_.norm, rows, &model_.head);
         logits(step, rows, own);
+    }
+
+    // From the embeddings in hidden_ to the vectors of all layers in inputs_.
+    void compute_layer_inputs(const DecoderStep& step, Thread& own) {
+        const LayerInputs& inputs = *model_.layer_inputs;
+        const int64_t width = inputs.width, all = model_.num_layers * width;
+        norm({}, &NO_NORM, step.num_tokens, &inputs.projection);
+        multiply_normed(inputs.projection, step.num_tokens, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            float* to = &inputs_[row * inputs_stride_ + panel * PANEL];
+            store(to, left);
+            store(to + LANES, right);
+        });
+        const auto* embedding = static_cast<const Element*>(inputs.embedding);
+        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
+            const Element* from = embedding + step.token_ids[token] * all;
+            float* to = &inputs_[token * inputs_stride_];
+            float* vector = own.vector.data();
+            for (int64_t first = 0; first < all; first += width) {
+                std::copy_n(to + first, width, vector);
+                std::fill(vector + width, vector + round_up(width, LANES), 0.0f);  // not finite after a vector that was not
+                normalize(vector, inputs.norm, width, [&](int64_t i, Floats v) { store(vector + i, v); });
+                for (int64_t i = first; i < first + width; ++i)
+                    to[i] = (vector[i - first] + as_float(from[i]) * inputs.embedding_scale) * inputs.scale;
+            }
+        });
+    }
+
+    // Of normed_ and the vectors of a layer; as add(). `tokens` are those of the rows; null: all.
+    const Norm* add_input(const LayerInput& input, int64_t number, const int64_t* tokens, int64_t rows, Thread& own) {
+        const FactorRows<Element> gate{gate_.data(), gate_stride_};
+        const int64_t first = number * model_.layer_inputs->width;
+        multiply_normed(input.gate, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            const float* vector = &inputs_[(tokens ? tokens[row] : row) * inputs_stride_ + first + panel * PANEL];
+            store_floats(gate.at(row, panel * PANEL), activate(input.activation, left) * load_floats(vector));
+            store_floats(gate.at(row, panel * PANEL + LANES), activate(input.activation, right) * load_floats(vector + LANES));
+        });
+        return add(input.up, gate, input.norm, rows, own);
     }
 
     // From qkv_ to the values of all heads in attended_.
     void attend_to_latents(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, const std::vector<Tile>& tiles,
-                           Thread& own) {
+                           auto& attention, Thread& own) {
         const int64_t pair = first_pairs_[layer.rope], rows = step.num_tokens;
         latents_.before(*layer.latent, {rows, &cosines_[pair], &sines_[pair], num_pairs_, slots_.data(), query_.data()},
                         qkv_.data(), qkv_stride_, cache, own.latent, own.scratch.data(),
                         [&](const Matrix& matrix, const Buffer<Element>& from, int64_t stride, auto&& finish) {
                             multiply(matrix, {from.data(), stride}, rows, own, finish);
                         });
-        attend(pool_, own.attention, cache, step.sequences, tiles, layer.rule, query_.data(), latents_.put_gathered());
+        attend(pool_, attention, cache, step.sequences, tiles, layer.rule, query_.data(), latents_.put_gathered());
         // In the last layer also of tokens whose tiles were left out, for which these are numbers of the layer before.
         latents_.after(*layer.latent, rows, attended_.data(), attended_stride_, own.scratch.data());
     }
@@ -295,9 +359,31 @@ private:
     // As mlp().
     const Norm* mix(const Experts& experts, const Norm& post, int64_t rows, Thread& own) {
         const bool has_norm = post.exists();
-        mixture_.add(experts, normed_.data(), rows, has_norm ? branch_.data() : hidden_.data(), hidden_stride_, has_norm,
+        mixture_.add(experts, normed_.data(), normed_.data(), rows, has_norm ? branch_.data() : hidden_.data(), hidden_stride_, has_norm,
                      own.scratch.data());
         return has_norm ? &post : nullptr;
+    }
+
+    // As mlp(), of the experts of a layer and what is beside them.
+    const Norm* mix_beside(const DecoderLayer& layer, int64_t rows, Thread& own) {
+        const Beside& beside = *layer.beside;
+        mlp(beside.mlp, beside.post_norm, rows, true, own);  // in branch_, not normalised yet
+        pool_.parallel_for_ranges(rows, [&](int64_t row) {
+            const float* hidden = &hidden_[row * hidden_stride_];
+            const auto norm_to = [&](const Norm& norm, Element* to) {
+                normalize(hidden, norm, model_.hidden_size, [&](int64_t i, Floats v) { Product::put(to, i, v); });
+            };
+            norm_to(layer.mlp_norm, &normed_[row * normed_stride_]);
+            norm_to(beside.router_norm, &scored_[row * normed_stride_]);
+        });
+        mixture_.add(*layer.experts, normed_.data(), scored_.data(), rows, mixed_.data(), hidden_stride_, true, own.scratch.data());
+        pool_.parallel_for_ranges(rows, [&](int64_t row) {
+            float* sum = &branch_[row * hidden_stride_];
+            normalize(sum, beside.post_norm, model_.hidden_size, [&](int64_t i, Floats v) { store(sum + i, v); });
+            normalize(&mixed_[row * hidden_stride_], beside.experts_post_norm, model_.hidden_size,
+                      [&](int64_t i, Floats v) { store(sum + i, load_floats(sum + i) + v); });
+        });
+        return &layer.post_mlp_norm;
     }
 
     void logits(const DecoderStep& step, int64_t rows, Thread& own) {
@@ -323,18 +409,12 @@ private:
         });
     }
 
-    Cache layer_cache(int64_t layer) const {
-        if (model_.shares_cache) layer = 0;
-        const bool is_latent = layers_[0].latent, has_codes = model_.cache_scales;
-        const int64_t vectors = model_.num_kv_heads * model_.block_size, half = vectors * model_.head_dim, kinds = is_latent ? 1 : 2;
-        const int64_t number_bytes = has_codes ? 1 : sizeof(Element), scale_bytes = sizeof(float);
-        return {model_.cache + layer * kinds * half * number_bytes,
-                model_.cache_stride,
-                is_latent ? 0 : half,
-                num_kv_heads_,
-                model_.block_size,
-                model_.head_dim,
-                has_codes ? model_.cache_scales + layer * kinds * vectors * scale_bytes : nullptr};
+    Cache layer_cache(const DecoderLayer& layer, const Shape& shape) const {
+        const Heads& heads = layer.heads;
+        const int64_t half = heads.num_kv_heads * model_.block_size * heads.head_dim;
+        return {layer.cache,      model_.cache_stride, layer.latent ? 0 : half,
+                shape.num_kv_heads, model_.block_size,   heads.head_dim,
+                layer.cache_scales};
     }
 
     // Embeddings, and the angles of their positions.
@@ -350,6 +430,11 @@ private:
             std::fill_n(to + size, hidden_stride_ - size, 0.0f);  // it is not finite after a row that was not
             if (positions)
                 for (int64_t i = 0; i < size; ++i) to[i] += as_float(positions[position * size + i]);
+            // Beyond the columns of a layer these have numbers of wider ones, which must not be those of another step: that may have
+            // some that are not finite.
+            std::fill(&attended_[token * attended_stride_] + least_attended_, &attended_[token * attended_stride_] + attended_stride_, Element{});
+            const FactorRows<Element> act{act_.data(), act_stride_, has_act_tiles_};
+            for (int64_t i = round_up(least_act_, LANES); i < act_stride_; i += LANES) store_floats(act.at(token, i), Floats{});
             for (size_t i = 0; i < ropes_.size(); ++i) {
                 const int64_t first = token * num_pairs_ + first_pairs_[i];
                 compute_angles(ropes_[i], position, &cosines_[first], &sines_[first]);
@@ -357,9 +442,11 @@ private:
         });
     }
 
-    // Adds what add() has left in branch_, where there is a `post`, then computes the norm `next` of the hidden states, also in codes
-    // where the matrix `used_by`, with which multiply_normed() comes next, takes them.
-    void norm(const Norm* post, const Norm* next, int64_t rows, const Matrix* used_by = nullptr) {
+    // Does what is left to do to the hidden states, then computes the norm `next` of them, also in codes where the matrix `used_by`, with
+    // which multiply_normed() comes next, takes them.
+    void norm(const Update& update, const Norm* next, int64_t rows, const Matrix* used_by = nullptr) {
+        const Norm* post = update.post;
+        const float factor = update.factor;
         const bool in_codes = used_by && used_by->takes_codes();
         pool_.parallel_for_ranges(rows, [&](int64_t row) {
             float* hidden = &hidden_[row * hidden_stride_];
@@ -367,6 +454,8 @@ private:
             if (post)
                 normalize(&branch_[row * hidden_stride_], *post, model_.hidden_size,
                           [&](int64_t i, Floats v) { store(hidden + i, load_floats(hidden + i) + v); });
+            if (factor != 1.0f)
+                for (int64_t i = 0; i < model_.hidden_size; i += LANES) store(hidden + i, load_floats(hidden + i) * factor);
             const auto put = [&](int64_t i, Floats v) { Product::put(normed, i, v); };
             if (next && next->exists()) normalize(hidden, *next, model_.hidden_size, put);
             else if (next)
@@ -416,10 +505,10 @@ private:
     }
 
     // From normed_ to qkv_.
-    void multiply_qkv(const DecoderLayer& layer, int64_t rows, Thread& own) {
+    void multiply_qkv(const DecoderLayer& layer, const Shape& shape, int64_t rows, Thread& own) {
         multiply_normed(layer.qkv, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
             float* to = &qkv_[row * qkv_stride_];
-            const PanelPlace& place = places_[panel];
+            const PanelPlace& place = shape.places[panel];
             store(to + place.left, left);
             store(to + place.right, right);
         });
@@ -428,24 +517,27 @@ private:
     // Whether a panel has all that its outputs become.
     bool rotates_in_product(const DecoderLayer& layer) const {
         const bool is_whole =
-            layer.rope < 0 || (2 * ropes_[layer.rope].num_pairs == model_.head_dim && !ropes_[layer.rope].query_factors);
-        return model_.has_paired_halves && is_whole && !layer.query_norm.exists() && !layer.key_norm.exists() && !model_.cache_scales;
+            layer.rope < 0 || (2 * ropes_[layer.rope].num_pairs == layer.heads.head_dim && !ropes_[layer.rope].query_factors);
+        const bool has_norms = layer.query_norm.exists() || layer.key_norm.exists() || layer.value_norm.exists();
+        return layer.heads.has_paired_halves && is_whole && !has_norms && !layer.cache_scales;
     }
 
     // As multiply_qkv() and rotate_and_store(), without a pass through memory in float32.
-    void multiply_and_rotate(const DecoderLayer& layer, const Cache& cache, int64_t rows, Thread& own) {
-        const int64_t num_heads = model_.num_heads, first_value = num_heads + model_.num_kv_heads, half = model_.head_dim / 2;
+    void multiply_and_rotate(const DecoderLayer& layer, const Shape& shape, const Cache& cache, const int64_t* tokens, int64_t rows,
+                             Thread& own) {
+        const auto [num_heads, num_kv_heads, dim, _] = layer.heads;
+        const int64_t first_value = num_heads + num_kv_heads, half = dim / 2, query_stride = num_heads * dim;
         const int64_t num_rotated = layer.rope < 0 ? 0 : first_value, first_pair = layer.rope < 0 ? 0 : first_pairs_[layer.rope];
         multiply_normed(layer.qkv, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
-            const PanelPlace& place = places_[panel];
+            const PanelPlace& place = shape.places[panel];
             if (place.head < num_rotated) {
-                const int64_t pair = row * num_pairs_ + first_pair + place.dimension;
+                const int64_t pair = (tokens ? tokens[row] : row) * num_pairs_ + first_pair + place.dimension;
                 const Floats cosine = load_floats(&cosines_[pair]), sine = load_floats(&sines_[pair]), turned = left * cosine - right * sine;
                 right = right * cosine + left * sine;
                 left = turned;
             }
             if (place.head < num_heads) {
-                Element* query = &query_[row * query_stride_];
+                Element* query = &query_[row * query_stride];
                 store_floats(query + place.left, left);
                 store_floats(query + place.right, right);
                 return;
@@ -464,44 +556,71 @@ private:
         });
     }
 
-    // Rotates queries and keys, and stores keys and values.
-    void rotate_and_store(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, Thread& own) {
-        const int64_t dim = model_.head_dim, num_turned = model_.num_heads + model_.num_kv_heads;
-        const int64_t num_pairs = layer.rope < 0 ? 0 : ropes_[layer.rope].num_pairs;
+    // Rotates queries and keys, and stores keys and values. Layers without them may have fewer rows than tokens.
+    void rotate_and_store(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, const int64_t* tokens, int64_t rows,
+                          Thread& own) {
+        const auto [num_heads, num_kv_heads, dim, _] = layer.heads;
+        const int64_t num_turned = num_heads + (layer.has_keys ? num_kv_heads : 0), first_value = num_heads + num_kv_heads;
+        const int64_t num_pairs = layer.rope < 0 ? 0 : ropes_[layer.rope].num_pairs, query_stride = num_heads * dim;
         const int64_t first_pair = layer.rope < 0 ? 0 : first_pairs_[layer.rope];
         const float* query_factors = layer.rope < 0 ? nullptr : ropes_[layer.rope].query_factors;
-        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t i) { return begins_lines(slots_.data(), i); }, [&](int64_t token) {
-            float* from = &qkv_[token * qkv_stride_];
-            Element* query = &query_[token * query_stride_];
+        const auto begins = [&](int64_t row) { return tokens || begins_lines(slots_.data(), row); };
+        pool_.parallel_for_ranges(rows, begins, [&](int64_t row) {
+            const int64_t token = tokens ? tokens[row] : row;
+            float* from = &qkv_[row * qkv_stride_];
+            Element* query = &query_[row * query_stride];
             const float* cosines = cosines_.data() + token * num_pairs_ + first_pair;  // null without positions
             const float* sines = sines_.data() + token * num_pairs_ + first_pair;
+            if (layer.values_are_keys) std::copy_n(from + num_heads * dim, num_kv_heads * dim, from + first_value * dim);
             if (layer.has_joint_norms) {
-                normalize_heads(from, layer.query_norm, query_stride_);
-                normalize_heads(from + query_stride_, layer.key_norm, model_.num_kv_heads * dim);
+                normalize_heads(from, layer.query_norm, query_stride);
+                normalize_heads(from + query_stride, layer.key_norm, num_kv_heads * dim);
             }
             for (int64_t i = 0; i < num_turned; ++i) {
                 float* head = from + i * dim;
-                const Norm& norm = i < model_.num_heads ? layer.query_norm : layer.key_norm;
+                const Norm& norm = i < num_heads ? layer.query_norm : layer.key_norm;
                 if (!layer.has_joint_norms && !layer.norms_after_rotation) normalize_heads(head, norm, dim);
                 rotate(head, cosines, sines, num_pairs);
                 if (layer.norms_after_rotation) normalize_heads(head, norm, dim);
             }
             if (query_factors) {
                 const float factor = query_factors[step.positions[token]];
-                for (int64_t i = 0; i < query_stride_; ++i) from[i] *= factor;
+                for (int64_t i = 0; i < query_stride; ++i) from[i] *= factor;
             }
-            for (int64_t i = 0; i < query_stride_; i += LANES) store_floats(query + i, load_floats(from + i));
-            if (!slots_[token].exists()) return;
+            for (int64_t i = 0; i < query_stride; i += LANES) store_floats(query + i, load_floats(from + i));
+            if (!layer.has_keys || !slots_[token].exists()) return;
             Element* key = own.heads.data();
             Element* value = key + dim;
-            for (int64_t head = 0; head < model_.num_kv_heads; ++head) {
+            for (int64_t head = 0; head < num_kv_heads; ++head) {
+                float* values = from + (first_value + head) * dim;
+                normalize_heads(values, layer.value_norm, dim);
                 for (int64_t i = 0; i < dim; i += LANES) {
-                    store_floats(key + i, load_floats(from + (model_.num_heads + head) * dim + i));
-                    store_floats(value + i, load_floats(from + (num_turned + head) * dim + i));
+                    store_floats(key + i, load_floats(from + (num_heads + head) * dim + i));
+                    store_floats(value + i, load_floats(values + i));
                 }
                 store_token(cache, slots_[token], head, key, value);
             }
         });
+    }
+
+    void sample_sequences(const DecoderStep& step) {
+        const Sequences& all = step.sequences;
+        SampledSequences& own = sampled_;
+        own.query_starts.assign(1, 0);
+        own.context_lens.clear();
+        own.block_tables.clear();
+        int64_t sequence = 0;
+        for (int64_t i = 0; i < step.num_samples; ++i) {
+            const int64_t token = step.logits_indices[i];
+            while (all.query_starts[sequence + 1] <= token) ++sequence;
+            const auto* table = all.block_tables + sequence * all.max_blocks;
+            own.block_tables.insert(own.block_tables.end(), table, table + all.max_blocks);
+            own.query_starts.push_back(static_cast<int32_t>(i + 1));
+            own.context_lens.push_back(static_cast<int32_t>(step.positions[token] + 1));
+        }
+        own.sequences = {step.num_samples, all.max_blocks, own.block_tables.data(), own.query_starts.data(), own.context_lens.data()};
+        for (Shape& shape : shapes_)
+            shape.sampled_tiles = split_into_tiles(own.sequences, shape.num_kv_heads, shape.group(), pool_.size());
     }
 
     // Whether a token is sampled after one of a tile's.
@@ -521,28 +640,34 @@ private:
         return step.num_samples;
     }
 
+    static constexpr Norm NO_NORM{};
+
     const DecoderModel model_;
     ThreadPool& pool_;
     const std::vector<DecoderLayer> layers_;
     const std::vector<Rope> ropes_;
     std::vector<int64_t> first_pairs_;  // of each rope, in a token's angles
     std::vector<std::unique_ptr<Thread>> threads_;
-    std::vector<Tile> tiles_;
-    std::vector<Tile> last_tiles_;  // those that the last layer computes
+    std::vector<Shape> shapes_;
+    std::vector<int64_t> shape_of_layers_;
+    int64_t last_with_keys_ = 0;
+    SampledSequences sampled_;
     std::vector<Slot> slots_;  // of the step's tokens
-    std::vector<PanelPlace> places_;
     ExpertMixture<Product> mixture_;
     LatentProducts<Product> latents_;
-    const int64_t num_kv_heads_;  // as attention takes them
-    const bool has_act_tiles_;    // see FactorRows
+    const bool has_act_tiles_;  // see FactorRows
     CodeRows code_rows_;
     PanelPeaks peaks_;
     int64_t code_row_bytes_ = 0;   // the most of a matrix that takes codes
     int64_t ordered_stride_ = 0;   // the most of another one that has an order
     int64_t num_pairs_ = 0;
-    int64_t hidden_stride_ = 0, normed_stride_ = 0, qkv_stride_ = 0, query_stride_ = 0, attended_stride_ = 0, act_stride_ = 0;
-    Buffer<float> hidden_, branch_, qkv_, cosines_, sines_;
-    Buffer<Element> normed_, query_, attended_, act_, ordered_;
+    int64_t hidden_stride_ = 0, normed_stride_ = 0, qkv_stride_ = 0, query_size_ = 0, attended_stride_ = 0, act_stride_ = 0;
+    int64_t inputs_stride_ = 0, gate_stride_ = 0;
+    // The columns of the narrowest layer.
+    int64_t least_attended_ = std::numeric_limits<int64_t>::max(), least_act_ = std::numeric_limits<int64_t>::max();
+    bool has_beside_ = false;
+    Buffer<float> hidden_, branch_, mixed_, qkv_, cosines_, sines_, inputs_;
+    Buffer<Element> normed_, scored_, query_, attended_, act_, gate_, ordered_;
 };
 
 // With `use_amx`, products of bfloat16 are computed by AMX: only where may_use_amx().

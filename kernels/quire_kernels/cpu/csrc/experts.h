@@ -36,6 +36,7 @@ struct Experts {
     // Groups of neighbouring experts. A token's experts are of the groups with the largest sums of their best weights
     // (arXiv:2405.04434, section 2.2.2). No groups: 0.
     int64_t num_groups, num_chosen_groups, num_summed;
+    const float* weight_scales;  // [num_experts], of the weights in the end; or null
 
     bool has_shared() const { return shared_down.outputs != 0; }
     bool has_shared_gate() const { return router.outputs > num_experts; }
@@ -101,7 +102,10 @@ inline void choose_and_weigh(const Experts& experts, float* scores, float* ranks
         sum = 0.0f;
         for (int64_t i = 0; i < experts.num_chosen; ++i) sum += scores[chosen[i]];
     }
-    for (int64_t i = 0; i < experts.num_chosen; ++i) weights[i] = scores[chosen[i]] / sum * experts.scale;
+    for (int64_t i = 0; i < experts.num_chosen; ++i) {
+        weights[i] = scores[chosen[i]] / sum * experts.scale;
+        if (experts.weight_scales) weights[i] *= experts.weight_scales[chosen[i]];
+    }
 }
 
 // Computes the experts of one layer after the other. `Product` is VectorFactors or AmxFactors.
@@ -149,10 +153,10 @@ public:
     }
 
     // For all threads of the pool: adds the output for `num_tokens` rows `from` to the float32 rows `to`, which begin as zeros
-    // with `clears`. Rows are padded to their strides with zeros; `scratch` is this thread's own.
-    void add(const Experts& experts, const Element* from, int64_t num_tokens, float* to, int64_t to_stride, bool clears,
-             Element* scratch) {
-        multiply(experts.router, from, num_tokens, stride_, scratch, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+    // with `clears`. The router scores the rows `scored`. Rows are padded to their strides with zeros; `scratch` is this thread's own.
+    void add(const Experts& experts, const Element* from, const Element* scored, int64_t num_tokens, float* to, int64_t to_stride,
+             bool clears, Element* scratch) {
+        multiply(experts.router, scored, num_tokens, stride_, scratch, [&](int64_t token, int64_t panel, Floats left, Floats right) {
             put_outputs(experts.router, panel, left, right, &scores_[token * score_stride_]);
         });
         pool_.parallel_for_ranges(num_tokens, [&](int64_t token) {

@@ -268,7 +268,7 @@ int64_t quire_experts(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, 
                 std::copy_n(static_cast<const Element*>(rows) + row * columns, columns, &padded[row * stride]);
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
-                mixture.add(*experts, padded.data(), num_rows, output, columns, false,
+                mixture.add(*experts, padded.data(), padded.data(), num_rows, output, columns, false,
                             &scratch[thread * mixture.scratch_size()]);
             });
         };

@@ -87,7 +87,7 @@ def test_triton_kernels_compute_an_encoder_on_a_gpu(on_gpu: Any, tmp_path: Path)
     [
         (GPU, "auto", 16, ("triton", None)),
         (GPU, "torch", 16, ("torch", None)),
-        (GPU, "auto", 272, ("torch", "attention of heads of 272 dimensions: the most is 256")),
+        (GPU, "auto", 528, ("torch", "attention of heads of 528 dimensions: the most is 512")),
         (CPU, "auto", 16, ("compiled", None)),
         (CPU, "compiled", 16, ("compiled", None)),
         (CPU, "torch", 16, ("torch", None)),
@@ -102,9 +102,9 @@ def test_kernels_of_a_decoder_that_embeds(
 
 
 def test_a_decoder_that_the_kernels_of_the_settings_do_not_compute_is_refused(tmp_path: Path) -> None:
-    llama_models.save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
+    llama_models.save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 528}))
     description, settings = description_of(tmp_path, ModelDescription), settings_of("--kernels", "triton")
-    with pytest.raises(StartupFailed, match="the triton kernels cannot be used: attention of heads of 272 dimensions"):
+    with pytest.raises(StartupFailed, match="the triton kernels cannot be used: attention of heads of 528 dimensions"):
         load_backend(settings, description, tmp_path, torch.float32, GPU, print)
 
 
@@ -175,7 +175,7 @@ def test_an_encoder_has_its_weights_in_fewer_bits_on_a_cpu(on_gpu: Any, tmp_path
         (("--quantization", "fp8"), 16, CPU, "QUIRE_QUANTIZATION is fp8, which is for a GPU"),
         (("--quantization", "w4a8"), 16, GPU, "QUIRE_QUANTIZATION is w4a8, which is for CPUs"),
         (("--quantization", "w8a8"), 12, CPU, "for which the compiled kernels cannot be used: .*12"),
-        (("--quantization", "int8"), 272, GPU, "for which the triton kernels cannot be used: .*272"),
+        (("--quantization", "int8"), 528, GPU, "for which the triton kernels cannot be used: .*528"),
     ],
 )
 def test_a_format_that_the_kernels_do_not_compute_is_refused(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dense_models
 import transformers_models
 from core_runner import CoreRunner, submission
 from drafters import knowing
@@ -20,7 +21,7 @@ from worker_svc.runner import Runner
 from worker_svc.step import SamplingParams
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-MODELS = VARIANTS | transformers_models.VARIANTS
+MODELS = VARIANTS | transformers_models.VARIANTS | dense_models.VARIANTS
 # Other norms, activations and positions beside those of Qwen 3
 CASES = [
     *(("qwen3", dtype) for dtype in DTYPES),
@@ -28,6 +29,7 @@ CASES = [
     ("gemma2", torch.float32),
     ("qwen2-moe", torch.float32),
     ("gpt-oss", torch.float32),
+    ("gemma4-small", torch.float32),
 ]
 NUM_TOKENS = 4
 _RNG = random.Random(5)

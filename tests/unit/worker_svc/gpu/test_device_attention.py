@@ -4,11 +4,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig
 
+import dense_models
 import latent_models
 import reference_backend
 from distributions import install
@@ -70,6 +72,18 @@ def test_one_of_another_package_computes_the_attention_of_all_steps(
         attention_backend="reference",
     )
     assert Driver(runner, chunk=7).generate(PROMPTS, 6) == reference(tiny_llama, PROMPTS, 6)
+    assert sys.modules["installed_backend"].num_calls > 0
+
+
+def test_one_of_another_package_computes_layers_of_different_heads(
+    device: torch.device, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each of its instances gets the plan that it made."""
+    _install(monkeypatch, tmp_path / "site")
+    directory = save_model(dense_models.VARIANTS["gemma4-small"]())
+    how: dict[str, Any] = {"device": device.type, "max_sequences": 4, "attention_backend": "reference"}
+    tokens = Driver(make_runner(directory, "triton", **how), chunk=7).generate(PROMPTS, 4)
+    assert tokens == Driver(make_runner(directory)).generate(PROMPTS, 4)
     assert sys.modules["installed_backend"].num_calls > 0
 
 

@@ -139,7 +139,7 @@ def test_memory_is_pinned_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "_cudart", runtime)
     for _ in range(2):
-        host_blocks = CacheShape(2, 2, 16, 64, torch.float16).allocate_host(64)
+        host_blocks = CacheShape.of_equal_layers(2, 2, 16, 64, torch.float16).allocate_host(64)
         view = host_blocks[3:5]
         pin(host_blocks)
         assert runtime.pinned == {host_blocks.data_ptr(): host_blocks.nbytes}

@@ -20,7 +20,7 @@ from worker_svc.errors import StartupFailed, UnsupportedModel
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.model.architecture import architecture_names, architecture_of, describe, origin_of
 from worker_svc.model.config import read_config
-from worker_svc.model.description import ModelDescription
+from worker_svc.model.description import ExpertsSpec, ModelDescription
 from worker_svc.model.description_cache import description_of
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.stored_linear import shapes_of
@@ -66,8 +66,15 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
 def _shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that a description names."""
     shapes = dict(description.shapes)
+    of_experts = set()
+    for mixture in (layer.mlp for layer in description.layers if isinstance(layer.mlp, ExpertsSpec)):
+        # transformers has one tensor of all experts.
+        assert mixture.fused is not None
+        of_experts |= {linear for mlp in mixture.experts for linear in (mlp.gate_up, mlp.down)}
+        count, width, hidden = len(mixture.experts), mixture.experts[0].width, description.hidden_size
+        shapes |= zip(mixture.fused, ((count, 2 * width, hidden), (count, hidden, width)), strict=True)
     for linear in description.linear_layers:
-        for stored in linear.stored:
+        for stored in () if linear in of_experts else linear.stored:
             shapes |= shapes_of(stored, linear.inputs, DenseFormat())
     return shapes
 

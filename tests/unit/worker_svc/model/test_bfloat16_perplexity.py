@@ -14,7 +14,7 @@ import torch
 from benchmarks.quality import Window, score
 from bfloat16_perplexity import (
     BOUND,
-    ROUNDING_CHOOSES_EXPERTS,
+    ROUNDING_DECIDES,
     VARIANTS,
     check_triton_kernels,
     load,
@@ -50,7 +50,7 @@ def test_perplexity_in_bfloat16(name: str, tmp_path: Path) -> None:
     for kernels in ("torch", "compiled"):
         runner = make_runner(directory, kernels, dtype=torch.bfloat16, num_blocks=8 * NUM_TEXTS)
         ours = math.exp(-fmean(score(runner, [Window(text, 1) for text in texts.tolist()])))
-        if name in ROUNDING_CHOOSES_EXPERTS:
+        if name in ROUNDING_DECIDES:
             assert abs(ours / of_exact - 1) < max(BOUND, theirs / of_exact - 1), kernels
         else:
             assert abs(ours / theirs - 1) < BOUND, kernels

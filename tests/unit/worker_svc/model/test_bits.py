@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 import compiled
+import dense_models
 import transformers_models
 import worker_svc.model.compiled_builder
 from large import large_but
@@ -41,6 +42,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "experts": lambda: _longer("qwen2-moe"),
     "joint norms": lambda: _longer("olmoe"),
     "sinks": lambda: _longer("gpt-oss"),
+    "gemma4 small": lambda: _longer("gemma4-small"),
+    "gemma4 experts": lambda: _longer("gemma4-experts"),
 }
 # The dtype, the format of weights, and whether products are computed by AMX
 ARITHMETICS = {
@@ -78,7 +81,7 @@ SEQUENCES = [_RNG.integers(VOCAB, size=length, dtype=np.int32) for length in (1,
 
 def _longer(variant: str) -> Any:
     """A config whose context has room for SEQUENCES."""
-    config = transformers_models.VARIANTS[variant]()
+    config = (transformers_models.VARIANTS | dense_models.VARIANTS)[variant]()
     config.max_position_embeddings = max(map(len, SEQUENCES))
     return config
 

@@ -123,7 +123,7 @@ def test_weights_of_8_bits_sample_mostly_the_same_tokens(
 
 
 def test_what_it_does_not_take_is_said() -> None:
-    assert check_compiled_support(64, 16, torch.float32) is None
-    assert "float16" in (check_compiled_support(64, 16, torch.float16) or "")
-    assert "block size" in (check_compiled_support(64, 24, torch.float32) or "")
-    assert "dimensions" in (check_compiled_support(8, 16, torch.float32) or "")
+    assert check_compiled_support([64], 16, torch.float32) is None
+    assert "float16" in (check_compiled_support([64], 16, torch.float16) or "")
+    assert "block size" in (check_compiled_support([64], 24, torch.float32) or "")
+    assert "dimensions" in (check_compiled_support([64, 8], 16, torch.float32) or "")

@@ -21,7 +21,7 @@ from runner_instance import make_instance
 from transformers_models import CONTEXT, VOCAB
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
-from worker_svc.model.description import Activation, DecoderLayer, ModelDescription, RopeKind
+from worker_svc.model.description import Activation, DecoderLayer, ExpertsSpec, ModelDescription, RopeKind
 from worker_svc.step import SamplingParams
 
 Save = Callable[..., Path]
@@ -114,7 +114,11 @@ def test_log_probabilities_in_8_bits_are_close_wherever_the_norms_are(directory:
     assert (coded - plain).norm() < 0.2 * (plain - plain.mean()).norm()
 
 
-@pytest.mark.parametrize("directory", large_but(VARIANTS, "gemma3", "gpt-neox-in-turn-unbiased", "opt"), indirect=True)
+@pytest.mark.parametrize(
+    "directory",
+    large_but(VARIANTS, "gemma3", "gemma4", "gemma4-experts", "gemma4-small", "gpt-neox-in-turn-unbiased", "opt"),
+    indirect=True,
+)
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
     """Prompts kernel by kernel, decodes by graphs."""
     asked = prompts(2, 18)
@@ -210,6 +214,47 @@ def _without_head_norms(description: ModelDescription) -> ModelDescription:
     return replace(without, unused_suffixes=("q_norm.weight", "k_norm.weight"))
 
 
+def _without_layer_scales(description: ModelDescription) -> ModelDescription:
+    without = _layers(lambda layer: replace(layer, scale=None))(description)
+    return replace(without, unused_suffixes=("layer_scalar",))
+
+
+def _sharing_another_layer(description: ModelDescription) -> ModelDescription:
+    """The last layer reads another one of the same heads."""
+    *others, last = description.layers
+    assert last.attention.shared_layer == 2
+    changed = replace(last, attention=replace(last.attention, shared_layer=1))
+    return replace(description, layers=(*others, changed))
+
+
+def _layer_inputs(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
+    def change(description: ModelDescription) -> ModelDescription:
+        assert description.layer_inputs is not None
+        return replace(description, layer_inputs=replace(description.layer_inputs, **changes))
+
+    return change
+
+
+def _without_expert_scales(description: ModelDescription) -> ModelDescription:
+    def change(layer: DecoderLayer) -> DecoderLayer:
+        assert isinstance(layer.mlp, ExpertsSpec)
+        return replace(layer, mlp=replace(layer.mlp, weight_scales=None))
+
+    return replace(_layers(change)(description), unused_suffixes=("per_expert_scale",))
+
+
+def _router_norm_without_factor(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.beside is not None
+    norm = replace(layer.beside.router_norm, weight_factor=1.0)
+    return replace(layer, beside=replace(layer.beside, router_norm=norm))
+
+
+def _post_norms_swapped(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.beside is not None
+    post_norm, experts_post_norm = layer.beside.post_norm, layer.beside.experts_post_norm
+    return replace(layer, beside=replace(layer.beside, post_norm=experts_post_norm, experts_post_norm=post_norm))
+
+
 def _whole(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
     return lambda description: replace(description, **changes)
 
@@ -226,6 +271,17 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("gemma2", "the activation", _activation(Activation.SILU)),
     ("gemma3", "positions of two bases", _rope(theta=20.0)),
     ("gemma3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
+    ("gemma4", "the part that turns", _rope(turned_share=1.0)),
+    ("gemma4", "the scale of scores", _attention(scale=32**-0.5)),
+    ("gemma4", "the window", _attention(window=None)),
+    ("gemma4", "the cap on logits", _whole(logits_soft_cap=None)),
+    ("gemma4", "the factors of layers", _without_layer_scales),
+    ("gemma4-small", "the layer whose keys and values are read", _sharing_another_layer),
+    ("gemma4-small", "the factor of vectors' embeddings", _layer_inputs(embedding_scale=1.0)),
+    ("gemma4-experts", "the factors of experts", _without_expert_scales),
+    ("gemma4-experts", "the factor of the router's norm", _layers(_router_norm_without_factor)),
+    ("gemma4-experts", "the norms of what both return", _layers(_post_norms_swapped)),
+    ("gemma4-unified-biased", "the norm of values", _attention(value_norm_eps=None)),
     ("smollm3", "the layer without positions", _positions_everywhere),
     ("smollm3", "the window", _attention(window=None)),
     ("ministral3", "the factor of queries", _rope(query_beta=0.0)),

@@ -121,10 +121,10 @@ def test_a_token_takes_one_vector_of_a_layer(directory: Path, description: Model
     assert shape.block_bytes == config.num_hidden_layers * 16 * (config.kv_lora_rank + config.qk_rope_head_dim) * 4
     cache = shape.allocate(2, CPU)
     assert cache.blocks.shape[1] == shape.block_bytes
-    last = cache.layer(config.num_hidden_layers - 1)
+    last = cache.layers[config.num_hidden_layers - 1]
     last.keys[1] = 7.0
     assert bool((last.values[1] == 7.0).all())
-    assert not cache.layer(0).keys.any()
+    assert not cache.layers[0].keys.any()
 
 
 def test_hidden_states_of_prompts_are_those_of_transformers(directory: Path, description: ModelDescription) -> None:

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from llama_models import SIZES
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.rope import LayerRopes, Rotation, inverse_frequencies, layer_ropes
+from worker_svc.model.rope import LayerRopes, Rotation, layer_ropes
 
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _LONGROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0 + pair / 8 for pair in range(12)]}
@@ -39,8 +39,8 @@ def test_frequencies_and_attention_factor(rope: dict[str, Any]) -> None:
     assert description is not None
     (native,) = layer_ropes(description).distinct
     expected, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-    torch.testing.assert_close(inverse_frequencies(native, description.layout.head_dim), expected)
-    assert native.attention_factor == pytest.approx(factor)
+    torch.testing.assert_close(native.frequencies(), expected)
+    assert native.config.attention_factor == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("given", [{}, {"factor": 3.0}, {"attention_factor": 1.7}], ids=str)
@@ -55,9 +55,9 @@ def test_longrope_has_the_short_factors_of_the_part_that_is_rotated(given: dict[
     assert description.context_length == 64
     (native,) = layer_ropes(description).distinct
     expected, factor = ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"))
-    assert (native.rotated_dims, len(expected)) == (24, 12)
-    torch.testing.assert_close(inverse_frequencies(native, 32), expected)
-    assert native.attention_factor == pytest.approx(factor)
+    assert (native.config.rotated_dims, len(expected)) == (24, 12)
+    torch.testing.assert_close(native.frequencies(), expected)
+    assert native.config.attention_factor == pytest.approx(factor)
     assert (factor == 1.7) == ("attention_factor" in given)
 
 
@@ -72,7 +72,7 @@ def test_a_part_of_a_head_is_rotated_and_the_rest_stays() -> None:
     description = describe(config)
     assert description is not None
     (rope,) = layer_ropes(description).distinct
-    frequencies = inverse_frequencies(rope, 32)
+    frequencies = rope.frequencies()
     assert len(frequencies) == 4
     heads = torch.randn(3, 2, 32)
     positions = torch.tensor([0, 1, 70])
@@ -90,7 +90,7 @@ def test_layers_name_which_of_the_distinct_positions_they_have() -> None:
     description = describe(config)
     assert description is not None
     ropes = layer_ropes(description)
-    assert ([rope.theta for rope in ropes.distinct], ropes.of_layers) == ([10_000.0, 1_000_000.0], (0, 1, 0))
+    assert ([rope.config.theta for rope in ropes.distinct], ropes.of_layers) == ([10_000.0, 1_000_000.0], (0, 1, 0))
     first, *others = description.layers
     without = replace(description, layers=(replace(first, attention=replace(first.attention, rope=None)), *others))
     assert layer_ropes(without) == LayerRopes(tuple(reversed(ropes.distinct)), (None, 0, 1))

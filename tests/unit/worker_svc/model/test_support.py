@@ -85,25 +85,7 @@ def _computed(computed: ComputedFormat) -> Change:
     )
 
 
-def _shape(num_heads: int, num_kv_heads: int, head_dim: int) -> Change:
-    def change(layer: DecoderLayer) -> DecoderLayer:
-        qkv = layer.attention.qkv
-        widths = [count * head_dim for count in (num_heads, num_kv_heads, num_kv_heads)]
-        stored = tuple(replace(one, outputs=(width,)) for one, width in zip(qkv.stored, widths, strict=True))
-        return _attention(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            qkv=replace(qkv, stored=stored),
-            output=replace(layer.attention.output, inputs=widths[0]),
-        )(layer)
-
-    return change
-
-
 NO_BACKEND: dict[str, Change] = {
-    r"layers of different shapes .*: \(6, 2, 64\), \(6, 3, 64\)": _shape(6, 3, 64),
-    r"layers of different shapes .*: \(6, 2, 64\), \(12, 4, 32\)": _shape(12, 4, 32),
     "a format of keys and values for each layer": _attention(kv_format=KVFormat.INT8),
 }
 
@@ -201,8 +183,8 @@ def test_queries_or_keys_alone_may_have_a_norm(description: ModelDescription, ti
 
 
 def test_all_that_is_not_computed_is_named(description: ModelDescription, tiny_llama: Path) -> None:
-    changed = _with_first(_with_first(description, _shape(6, 3, 64)), _attention(kv_format=KVFormat.INT8))
-    message = r"of different shapes .*, a format of keys and values for each layer, which this llama model has"
+    changed = _with_first(_with_first(description, _computed(ComputedFormat.INT8)), _attention(kv_format=KVFormat.INT8))
+    message = r"linear layers computed in int8, a format of keys and values for each layer, which this llama model has"
     with pytest.raises(UnsupportedModel, match=message):
         load_torch_model(changed, tiny_llama, torch.float32)
 

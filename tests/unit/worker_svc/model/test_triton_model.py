@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, OlmoeConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma4TextConfig, LlamaConfig, OlmoeConfig
 
+import dense_models
 import llama_models
 import transformers_models
 from core_runner import serve_preempted
@@ -40,9 +41,15 @@ NUM_TOKENS = 3
 EVERY_TOKEN = SamplingParams(logprobs=VOCAB)
 _ONE_LAYER = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 _TINY: dict[str, Any] = {**transformers_models.COMMON, **_ONE_LAYER, "num_key_value_heads": 1}
+_TINY_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 3, "head_dim": 16, "global_head_dim": 32, "sliding_window": 7, "num_kv_shared_layers": 1,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"], "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}  # fmt: skip
 PREEMPTED: dict[str, Callable[[], Any]] = {
     "gemma2": lambda: Gemma2Config(**_TINY, head_dim=16, sliding_window=7, layer_types=["sliding_attention"]),
     "olmoe": lambda: OlmoeConfig(**_TINY, num_experts=3, num_experts_per_tok=2),
+    "gemma4": lambda: Gemma4TextConfig(**_TINY | _TINY_GEMMA4),
 }
 """Small, for the interpreter."""
 OTHERS = ("gpt2", "opt", "gpt-neox", "phi3", "phi3-longrope", "gemma2", "gemma3")
@@ -72,11 +79,15 @@ def test_log_probabilities_are_those_of_transformers(variant: str, save_model: S
             assert torch.allclose(ours, expected, atol=2e-4)
 
 
-@pytest.mark.parametrize(("variant", "preemption"), [("gemma2", "swap"), ("gemma2", "recompute"), ("olmoe", "swap")])
+@pytest.mark.parametrize(
+    ("variant", "preemption"), [("gemma2", "swap"), ("gemma2", "recompute"), ("olmoe", "swap"), ("gemma4", "swap")]
+)
 def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     variant: str, preemption: str, save_model: Save, reference: Generate
 ) -> None:
-    """A dense model with a window that is shorter than its sequences, and one with experts."""
+    """A dense model with a window that is shorter than its sequences, one with experts, and one whose layers differ in
+    their heads and share keys and values.
+    """
     directory = save_model(PREEMPTED[variant]())
     shared, first, second, *others = llama_models.prompts(9, 1, 6, 7, 7)
     asked = [*others, [*shared, *first], [*shared, *second]]
@@ -86,6 +97,18 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     served = serve_preempted(make_instance(runner), 3, preemption, asked, 3)
     assert [one.token_ids for one in served] == reference(directory, asked, 3)
     assert (sum(one.num_returns for one in served) > 0) == (preemption == "swap")
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_steps_without_a_sample_store_what_later_ones_read(cuda_graphs: bool, save_model: Save) -> None:
+    """They end after the last layer with keys and values of its own."""
+    directory = save_model(dense_models.VARIANTS["gemma4-small"]())
+    asked = llama_models.prompts(26)
+    by_torch = Driver(make_runner(directory))
+    limits: dict[str, Any] = {"max_sequences": 2, "max_step_tokens": 9}
+    triton = Driver(make_runner(directory, "triton", device=DEVICE, cuda_graphs=cuda_graphs, **limits), chunk=9)
+    assert triton.generate(asked, NUM_TOKENS, EVERY_TOKEN) == by_torch.generate(asked, NUM_TOKENS, EVERY_TOKEN)
+    _assert_equal(by_torch, triton)
 
 
 def _with_layers(change: Callable[[int, DecoderLayer], DecoderLayer]) -> Change:
@@ -154,6 +177,7 @@ CHANGES: dict[str, Change] = {
     "no positions": _attention(0, rope=None),
     "rotary positions of each layer": _rope(1, theta=3.0),
     "rotary positions of a part": _rope(0, rotated_dims=20),
+    "norms of values": _attention(1, value_norm_eps=0.3),
     "parallel": _with_layers(lambda number, layer: replace(layer, parallel=True)),
     "norms after attention and MLP": _with_layers(_norms_after),
     "norms after parallel attention and MLP": _with_layers(
@@ -193,12 +217,12 @@ def test_norms_of_updates_beside_each_other(save_model: Save) -> None:
     _compare(directory, _with_layers(lambda number, layer: replace(layer, parallel=True)))
 
 
-def test_heads_of_more_than_256_dimensions_are_refused(save_model: Save) -> None:
-    directory = save_model(LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
+def test_heads_of_more_than_512_dimensions_are_refused(save_model: Save) -> None:
+    directory = save_model(LlamaConfig(**llama_models.SIZES | {"head_dim": 528}))
     described = describe(read_config(directory))
     assert described is not None
     with pytest.raises(
-        UnsupportedModel, match="Triton kernels do not compute attention of heads of 272 dimensions: the most is 256"
+        UnsupportedModel, match="Triton kernels do not compute attention of heads of 528 dimensions: the most is 512"
     ):
         load_triton_model(described, directory, torch.float32, torch.device(DEVICE))
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import DeepseekV2Config, LlamaConfig, OlmoeConfig
 
+import dense_models
 import latent_models
 import llama_models
 import transformers_models
@@ -56,13 +57,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EVERY_TOKEN = SamplingParams(logprobs=VOCAB)
 WIDE = {**SIZES, "vocab_size": 128, "hidden_size": 96, "intermediate_size": 160}
 PROMPTS = llama_models.prompts(2, 18)
-# Biases, tied embeddings, weights that are stored transposed, layers side by side, norms of updates, latent attention
+# Biases, tied embeddings, weights that are stored transposed, layers side by side, norms of updates, vectors of layers,
+# latent attention
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama_models.VARIANTS["llama-tied-biased"],
     "qwen3": llama_models.VARIANTS["qwen3"],
     "gpt2": transformers_models.VARIANTS["gpt2"],
     "gpt-neox": transformers_models.VARIANTS["gpt-neox"],
     "gemma2": transformers_models.VARIANTS["gemma2"],
+    "gemma4-small": dense_models.VARIANTS["gemma4-small"],
     "experts": transformers_models.VARIANTS["qwen2-moe"],
     "latents": lambda: DeepseekV2Config(**latent_models._V2 | {"first_k_dense_replace": 3, "q_lora_rank": 16}),
 }
@@ -83,7 +86,11 @@ SMALL: dict[str, Callable[[], Any]] = {
 # Every format with and without experts; other models with one whose rows are in codes
 CASES = [(model, each) for model in ("llama", "experts") for each in Quantization]
 CASES += [(model, Quantization.W8A8) for model in MODELS if model not in ("llama", "experts")]
-USUAL_CASES = (*(("llama", each) for each in Quantization), ("experts", Quantization.W4A16))
+USUAL_CASES = (
+    *(("llama", each) for each in Quantization),
+    ("experts", Quantization.W4A16),
+    ("gemma4-small", Quantization.W8A8),
+)
 
 
 class Decoded:

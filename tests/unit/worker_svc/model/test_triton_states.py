@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+import dense_models
 import latent_models
 import llama_models
 import transformers_models
@@ -26,6 +27,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         name: transformers_models.VARIANTS[name]
         for name in ("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "olmoe", "gpt-oss")
     },
+    **{name: dense_models.VARIANTS[name] for name in ("gemma4", "gemma4-small", "gemma4-unified-biased")},
     "deepseek-v2-lite": latent_models.VARIANTS["deepseek-v2-lite"],
 }
 LENGTHS = (1, 17, 3)
@@ -45,7 +47,7 @@ def test_states_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
         torch.testing.assert_close(states.cpu(), hidden_states(tmp_path, prompt), rtol=1e-3, atol=3e-4)
 
 
-@pytest.mark.parametrize("variant", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("variant", ["gemma2", "gemma3", "gemma4-small"])
 @torch.inference_mode()
 def test_prompts_beyond_the_window_in_several_blocks_each(variant: str, tmp_path: Path) -> None:
     save_model(tmp_path, VARIANTS[variant]())
@@ -54,7 +56,7 @@ def test_prompts_beyond_the_window_in_several_blocks_each(variant: str, tmp_path
         torch.testing.assert_close(states.cpu(), hidden_states(tmp_path, prompt), rtol=1e-3, atol=3e-4)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", "olmoe", "deepseek-v2-lite"])
+@pytest.mark.parametrize("variant", ["qwen3", "gemma4-small", "olmoe", "deepseek-v2-lite"])
 @torch.inference_mode()
 def test_in_deterministic_mode_a_prompts_bits_do_not_depend_on_the_others(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,9 +68,9 @@ def test_in_deterministic_mode_a_prompts_bits_do_not_depend_on_the_others(
     assert all(torch.equal(states([prompt])[0], one) for prompt, one in zip(crowd, together, strict=True))
 
 
-def test_heads_of_more_than_256_dimensions_are_refused_by_name(tmp_path: Path) -> None:
-    save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
-    with pytest.raises(UnsupportedModel, match="attention of heads of 272 dimensions: the most is 256"):
+def test_heads_of_more_than_512_dimensions_are_refused_by_name(tmp_path: Path) -> None:
+    save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 528}))
+    with pytest.raises(UnsupportedModel, match="attention of heads of 528 dimensions: the most is 512"):
         load(tmp_path)
 
 
