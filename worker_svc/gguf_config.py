@@ -6,6 +6,7 @@ transformers' own reader skips fields that it does not know, and takes the defau
 import re
 from typing import Any
 
+from worker_svc.gguf_gemma4 import read_gemma4
 from worker_svc.gguf_metadata import GgufMetadata
 from worker_svc.gguf_rope import read_rope
 
@@ -37,6 +38,10 @@ def read_config(metadata: GgufMetadata) -> Any:
     """transformers' config of a file's model. Raises PreparationFailed, naming them, for fields that are not read."""
     from transformers import AutoConfig, PreTrainedConfig
 
+    if metadata.architecture == "gemma4":
+        config = read_gemma4(metadata)
+        metadata.check_fields_read()
+        return config
     gguf = metadata.gguf
     found, _ = PreTrainedConfig.get_config_dict(gguf.parent, gguf_file=gguf.name)
     if metadata.architecture == "llama":

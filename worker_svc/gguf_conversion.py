@@ -35,10 +35,17 @@ from worker_svc.progress import progress
 from worker_svc.tensor_writer import PlannedTensor, write_tensors
 
 # Architectures of GGUF whose matrices are those of transformers, but for the order of rows. Others are dequantized.
-_LIKE_TRANSFORMERS = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
+_LIKE_TRANSFORMERS = ("gemma2", "gemma3", "gemma4", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _WEIGHT = ".weight"
+# Of Gemma 4: what tensors whose names do not end as others' are called behind the name of a layer.
+_ENDINGS = {
+    ".layer_scalar": ".layer_output_scale.weight",
+    ".router.scale": ".ffn_gate_inp.scale",
+    ".router.per_expert_scale": ".ffn_down_exps.scale",
+}
+_GATE_OR_UP = re.compile(r"\.experts\.(gate|up)_proj$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +205,13 @@ class _Plan:
     def tensors(self) -> Iterator[tuple[str, PlannedTensor]]:
         """By their names. Raises PreparationFailed if one is missing, has another shape, or cannot be read."""
         description = self._description
+        # Of layers that share keys and values, a file may have such tensors all the same.
+        unused = (self._names.get_name(prefix.removesuffix(".")) for prefix in description.unused_prefixes)
+        self.read |= {f"{name}{_WEIGHT}" for name in unused if name is not None}
+        inputs = description.layer_inputs
+        tables = {description.embedding, *(() if inputs is None else (inputs.embedding,))}
         for name, shape in description.shapes.items():
-            yield self._planned(name, shape, may_have_blocks=name == description.embedding)
+            yield self._planned(name, shape, may_have_blocks=name in tables)
         for layer in description.linear_layers:
             if layer is description.head and description.tied_embeddings:
                 continue
@@ -212,8 +224,7 @@ class _Plan:
 
     def _planned(self, name: str, shape: tuple[int, ...], *, may_have_blocks: bool) -> tuple[str, PlannedTensor]:
         expert = _EXPERT.search(name)
-        layer, _, kind = _EXPERT.sub(".experts.", name).rpartition(".")
-        in_file = f"{self._names.get_name(layer)}.{kind}"
+        in_file, part = self._place_of(_EXPERT.sub(".experts.", name))
         stored = self._stored.get(in_file)
         self.read.add(in_file)
         if stored is None:
@@ -223,11 +234,15 @@ class _Plan:
         found = tuple(reversed([int(size) for size in stored.shape]))
         number = None if expert is None else int(expert[1])
         of_one = found if number is None else found[1:]
+        rows = slice(None)
+        if part is not None:
+            half = of_one[0] // 2
+            rows, of_one = slice(part * half, (part + 1) * half), (half, *of_one[1:])
         # A vector may stand for a matrix of one row.
         if of_one != shape and (1, *of_one) != shape:
             raise PreparationFailed(f"the tensor {in_file} of the GGUF file is {list(of_one)}, not {list(shape)}")
         change, type_name = self._change(in_file), stored.tensor_type.name
-        read = partial(_read, stored, number, change)
+        read = partial(_read, stored, number, rows, change)
         if type_name in BLOCK_TYPES and may_have_blocks:
             of = BLOCK_TYPES[type_name]
             self.types[name.removesuffix(_WEIGHT)] = type_name
@@ -239,8 +254,20 @@ class _Plan:
             self.dequantized[type_name] += 1
         return name, PlannedTensor(dtype, shape, partial(read, shape, dtype))
 
+    def _place_of(self, name: str) -> tuple[str, int | None]:
+        """The tensor of the file, and which half of its rows a tensor is; None: it is the whole."""
+        layer, _, kind = name.rpartition(".")
+        for ending, other in _ENDINGS.items():
+            if name.endswith(ending):
+                number = name.removesuffix(ending).rpartition(".")[2]
+                return f"blk.{number}{other}", None
+        fused = self._names.get_name(_GATE_OR_UP.sub(".experts.gate_up_proj", layer))
+        if (half := _GATE_OR_UP.search(layer)) is not None and f"{fused}.{kind}" in self._stored:
+            return f"{fused}.{kind}", ("gate", "up").index(half[1])
+        return f"{self._names.get_name(layer)}.{kind}", None
+
     def _change(self, in_file: str) -> _Change:
-        if self._architecture.startswith("gemma"):
+        if self._architecture.startswith("gemma") and self._architecture != "gemma4":
             return _Change(less=1.0 if in_file.endswith("norm.weight") else 0.0)
         if self._architecture == "llama":
             heads = {".attn_q.": self._config.num_attention_heads, ".attn_k.": self._config.num_key_value_heads}
@@ -261,12 +288,13 @@ class _Plan:
 def _read(
     stored: Any,
     expert: int | None,
+    rows: slice,
     change: Callable[[NDArray[Any]], NDArray[Any]],
     shape: tuple[int, ...],
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """A tensor of the file: its blocks, or with a dtype its numbers."""
-    data = stored.data if expert is None else stored.data[expert]
+    """A tensor of the file, or some rows of it: its blocks, or with a dtype its numbers."""
+    data = (stored.data if expert is None else stored.data[expert])[rows]
     if dtype is torch.bfloat16:
         return torch.from_numpy(np.array(change(data.view(np.int16)))).view(torch.bfloat16).view(shape)
     if dtype is not None and stored.tensor_type.name not in ("F32", "F16"):

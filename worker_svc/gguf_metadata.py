@@ -44,7 +44,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Tokens that end a turn or a message, which llama.cpp knows by their text, whatever the file says of them.
 _TURN_ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<EOT>", "_<EOT>", "< EOT >", "<｜end▁of▁sentence｜>"),
+    *("<EOT>", "_<EOT>", "< EOT >", "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>"),
 )
 # Of vocabularies with these, `<|end|>` ends a message and not a turn.
 _ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
@@ -94,6 +94,18 @@ class GgufMetadata:
     def has_tensor(self, pattern: re.Pattern[str]) -> bool:
         """Whether the file has a tensor whose whole name matches."""
         return any(pattern.fullmatch(name) for name in self._tensors)
+
+    def num_rows(self, name: str) -> int:
+        """Of a matrix. Raises PreparationFailed if the file does not have it."""
+        if (tensor := self._tensors.get(name)) is None:
+            raise self.refusal(f"it has no tensor {name}")
+        return int(tensor.shape[-1])
+
+    def needed(self, name: str) -> Any:
+        """As `get`. Raises PreparationFailed if the file does not have the field."""
+        if (value := self.get(name)) is None:
+            raise self.refusal(f"it has no metadata {self.architecture}.{name}")
+        return value
 
     def refusal(self, why: str) -> PreparationFailed:
         """What is raised for this file."""

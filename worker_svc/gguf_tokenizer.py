@@ -16,9 +16,11 @@ _LIKE = {"stablelm2": "qwen2", "glm4": "llama-bpe", "chatglm-bpe": "llama-bpe"}
 
 def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report) -> None:
     """Writes tokenizer.json and tokenizer_config.json. Reports a way to split texts that is not known."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
+    # AutoTokenizer makes a config first, which transformers does not of layers that differ.
+    kind: Any = PreTrainedTokenizerFast if metadata.architecture == "gemma4" else AutoTokenizer
+    tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
     if metadata.general("tokenizer.ggml.model") == "gpt2":
         _split_texts(tokenizer.backend_tokenizer, metadata.general("tokenizer.ggml.pre"), report)

@@ -115,8 +115,8 @@ def _sizes_of_blocks(name: str, stored_bytes: int, kind: BlockType, *, is_tied: 
     numbers = stored_bytes // kind.num_bytes * kind.numbers
     held = int(numbers * joined_form([kind]).bytes_held)
     if "embed" in name:
-        # It is dense, and with its own codes the head besides.
-        of_head = held if is_tied else 0
+        # It is dense, and with its own codes the head besides, but for vectors of each layer's own.
+        of_head = held if is_tied and "per_layer" not in name else 0
         return WeightSizes(others=numbers, block_bytes=of_head, head_block_bytes=of_head)
     if name.startswith("lm_head."):
         return WeightSizes(block_numbers=numbers, block_bytes=held, head_block_numbers=numbers, head_block_bytes=held)

@@ -203,7 +203,7 @@ def build(
     Raises UnsupportedModel where a tensor is missing or of another shape, or ranks cannot share a layer.
     """
     checkpoint.rename(described_names(description, checkpoint.names))
-    embedding, stored = _read_embedding(description, checkpoint)
+    embedding, stored = _read_table(description.embedding, description.vocab_size, description.hidden_size, checkpoint)
     weights: WeightParts
     if description.tied_embeddings and not _has_own_head(description, checkpoint, embedding):
         drop_head(description, checkpoint)
@@ -223,19 +223,20 @@ def build(
     )
 
 
-def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Tensor, StoredWeight | None]:
-    """The embedding in the model's dtype and on its device, and what it was made of, if that was not dense."""
-    vocabulary, hidden = description.vocab_size, description.hidden_size
-    layer = description.embedding.removesuffix(".weight")
-    of = StoredLinear(layer, (vocabulary,))
-    if not has_blocks(layer_format(of, hidden, checkpoint.weight_format, checkpoint.names), layer):
-        return checkpoint.take(description.embedding, vocabulary, hidden).contiguous(), None
-    stored, _ = read_stored(checkpoint, of, hidden)
-    embedding = torch.empty(vocabulary, hidden, dtype=checkpoint.dtype, device=checkpoint.device)
-    for start in range(0, vocabulary, _ROWS):
-        stop = min(start + _ROWS, vocabulary)
-        embedding[start:stop].copy_(stored.outputs(start, stop).dense())
-    return embedding, stored
+def _read_table(name: str, num_rows: int, width: int, checkpoint: Checkpoint) -> tuple[Tensor, StoredWeight | None]:
+    """An embedding [num_rows, width], contiguous, in the model's dtype and on its device, and what it was made of, if
+    that was not dense.
+    """
+    layer = name.removesuffix(".weight")
+    of = StoredLinear(layer, (num_rows,))
+    if not has_blocks(layer_format(of, width, checkpoint.weight_format, checkpoint.names), layer):
+        return checkpoint.take(name, num_rows, width).contiguous(), None
+    stored, _ = read_stored(checkpoint, of, width)
+    table = torch.empty(num_rows, width, dtype=checkpoint.dtype, device=checkpoint.device)
+    for start in range(0, num_rows, _ROWS):
+        stop = min(start + _ROWS, num_rows)
+        table[start:stop].copy_(stored.outputs(start, stop).dense())
+    return table, stored
 
 
 def _apply_norm(embedding: Tensor, norm: Norm, checkpoint: Checkpoint) -> None:
@@ -291,7 +292,7 @@ def build_body(
 ) -> BuiltBody[LinearT, NormT, ExpertsT]:
     """Builds all weights but the head's. Raises as `build` does."""
     checkpoint.rename(described_names(description, checkpoint.names))
-    embedding, _ = _read_embedding(description, checkpoint)
+    embedding, _ = _read_table(description.embedding, description.vocab_size, description.hidden_size, checkpoint)
     return _build_body(description, checkpoint, builder, shard, embedding)
 
 
@@ -359,9 +360,10 @@ def _build_body(
     def layer_inputs(spec: LayerInputsSpec | None) -> BuiltLayerInputs[LinearT, NormT] | None:
         if spec is None:
             return None
-        table = checkpoint.take(spec.embedding, description.vocab_size, spec.width * len(description.layers))
+        width = spec.width * len(description.layers)
+        table, _ = _read_table(spec.embedding, description.vocab_size, width, checkpoint)
         factor = torch.tensor(spec.embedding_scale, dtype=checkpoint.dtype).item()
-        return BuiltLayerInputs(spec, table.contiguous(), factor, linear(spec.projection), norm(spec.norm))
+        return BuiltLayerInputs(spec, table, factor, linear(spec.projection), norm(spec.norm))
 
     def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
         attention, attention_norm = spec.attention, optional_norm(spec.attention_norm)
