@@ -54,6 +54,9 @@ _GEMMA4_VISION: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16,
 }  # fmt: skip
+_GEMMA4_UNIFIED_VISION: dict[str, Any] = {
+    "patch_size": 4, "mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32,
+}  # fmt: skip
 _GEMMA4_TOKENS: dict[str, Any] = {
     "image_token_id": 300, "video_token_id": 301, "audio_token_id": 302, "boi_token_id": 303, "eoi_token_id": 304,
     "boa_token_id": 305, "eoa_token_index": 306,
@@ -106,7 +109,8 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         text_config=_gemma4_text(**_TIED), vision_config=_GEMMA4_VISION, audio_config=None, **_GEMMA4_TOKENS, **_TIED
     ),
     "gemma4-unified": lambda: Gemma4UnifiedConfig(
-        text_config=Gemma4UnifiedTextConfig(**_GEMMA4), **_GEMMA4_TOKENS, **UNTIED
+        text_config=Gemma4UnifiedTextConfig(**_GEMMA4), vision_config=_GEMMA4_UNIFIED_VISION,
+        audio_config={"audio_embed_dim": 32}, **_GEMMA4_TOKENS, **UNTIED,
     ),
     "mistral3": lambda: Mistral3Config(
         text_config=MistralConfig(**_SIZES, head_dim=32, sliding_window=None), vision_config=_PIXTRAL,

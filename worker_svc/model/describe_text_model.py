@@ -12,7 +12,7 @@ _TEXT_MODELS = ("language_model", "text_model")
 # First parts of the names of what images and sound need, which text alone does not.
 _OF_IMAGES = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector.", "image_newline",
-    "embed_vision.", "audio_tower.", "embed_audio.",
+    "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio.",
 )  # fmt: skip
 
 
