@@ -97,9 +97,9 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
     hidden, per_token = description.hidden_size, 0
     for layer in description.layers:
         attention = layer.attention
-        qkv = sum(attention.qkv.outputs)
-        # Queries, keys and values as they are multiplied, in float32; rotated; and what queries have attended to.
-        heads = 4 * qkv + dtype.itemsize * (qkv + attention.output.inputs)
+        queries = attention.qkv.outputs[0]
+        # Queries, keys and values as they are multiplied, in float32; rotated queries; and what they have attended to.
+        heads = 4 * sum(attention.qkv.outputs) + dtype.itemsize * (queries + attention.output.inputs)
         latent = attention.latent
         if latent is not None:
             # Of each head: its query as it is compared, before and after that; in float32 if it is of a latent one.
@@ -109,8 +109,11 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
         if isinstance(layer.mlp, ExpertsSpec):
             width = layer.mlp.num_chosen * (width + hidden)  # a row for each expert of a token
         per_token = max(per_token, heads + dtype.itemsize * width)
+    if (inputs := description.layer_inputs) is not None:
+        per_token += 4 * inputs.width * len(description.layers)
+    cache = CacheShape.of_whole_sequences(description.layout, _BLOCK_SIZE, dtype)
     # The sums of the layers, what a layer adds, the states that are returned, and the inputs of products.
-    return num_tokens * ((3 * 4 + dtype.itemsize) * hidden + per_token)
+    return num_tokens * ((3 * 4 + dtype.itemsize) * hidden + per_token + -(-cache.block_bytes // _BLOCK_SIZE))
 
 
 def load_compiled_states(

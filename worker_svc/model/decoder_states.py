@@ -106,6 +106,8 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
         max(*(3 * mlp.width for mlp in layer.mlps), 8 * layer.attention.num_heads * layer.attention.head_dim)
         for layer in description.layers
     )
+    if (inputs := description.layer_inputs) is not None:
+        per_token += 3 * inputs.width * len(description.layers)  # what is projected, its norm, and the vectors
     windows = {layer.attention.window for layer in description.layers}
     num_masks = sum(window is not None and window < num_tokens for window in windows)
     # A mask is bool, and torch makes numbers of it.

@@ -140,7 +140,9 @@ with torch.inference_mode():
 """
 
 
-@pytest.mark.parametrize("variant", ["llama", "gpt2", "olmoe", "deepseek-v2-lite", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "gpt2", "olmoe", "deepseek-v2-lite", "deepseek-v3", "gemma4-small", "gemma4-experts"]
+)
 def test_the_memory_of_a_prompt_is_known_about(variant: str, tmp_path: Path) -> None:
     """Measured in a process of its own."""
     num_tokens, config = 4_000, VARIANTS[variant]()
@@ -150,4 +152,4 @@ def test_the_memory_of_a_prompt_is_known_about(variant: str, tmp_path: Path) -> 
     command = (sys.executable, "-c", _MEASURED, str(tmp_path), str(num_tokens))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     measured = int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
-    assert 0.5 * measured < estimate < 2 * measured
+    assert 0.6 * measured < estimate < 2 * measured
