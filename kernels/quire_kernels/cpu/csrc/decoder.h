@@ -151,7 +151,7 @@ private:
         LatentRow<Element> latent;
     };
 
-    // The tokens of a step that are sampled, each as a sequence of its own.
+    // The tokens of a step that are sampled: each run of them is a sequence of its own, which ends behind the last one.
     struct SampledSequences {
         std::vector<int32_t> block_tables, query_starts, context_lens;
         Sequences sequences;
@@ -609,16 +609,23 @@ private:
         own.query_starts.assign(1, 0);
         own.context_lens.clear();
         own.block_tables.clear();
-        int64_t sequence = 0;
+        int64_t sequence = 0, next = -1;  // the token after the last one
         for (int64_t i = 0; i < step.num_samples; ++i) {
             const int64_t token = step.logits_indices[i];
-            while (all.query_starts[sequence + 1] <= token) ++sequence;
-            const auto* table = all.block_tables + sequence * all.max_blocks;
-            own.block_tables.insert(own.block_tables.end(), table, table + all.max_blocks);
+            if (token == next && token < all.query_starts[sequence + 1]) {
+                own.query_starts.pop_back();
+                own.context_lens.pop_back();
+            } else {
+                while (all.query_starts[sequence + 1] <= token) ++sequence;
+                const auto* table = all.block_tables + sequence * all.max_blocks;
+                own.block_tables.insert(own.block_tables.end(), table, table + all.max_blocks);
+            }
             own.query_starts.push_back(static_cast<int32_t>(i + 1));
             own.context_lens.push_back(static_cast<int32_t>(step.positions[token] + 1));
+            next = token + 1;
         }
-        own.sequences = {step.num_samples, all.max_blocks, own.block_tables.data(), own.query_starts.data(), own.context_lens.data()};
+        own.sequences = {std::ssize(own.context_lens), all.max_blocks, own.block_tables.data(), own.query_starts.data(),
+                         own.context_lens.data()};
         for (Shape& shape : shapes_)
             shape.sampled_tiles = split_into_tiles(own.sequences, shape.num_kv_heads, shape.group(), pool_.size());
     }

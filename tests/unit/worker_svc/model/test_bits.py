@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -105,14 +106,18 @@ class Computation:
         self._blocks = np.arange(blocks_each * len(SEQUENCES), dtype=np.int32).reshape(len(SEQUENCES), -1)
         self.forward = self._model.over(self.cache)
 
-    @torch.inference_mode()
     def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """A step of tokens first to end - 1 of sequences: for each part the logits behind each of its tokens."""
+        lengths = [end - first for _, first, end in parts]
+        return list(torch.split(self.sample(parts, np.arange(sum(lengths))), lengths))
+
+    @torch.inference_mode()
+    def sample(self, parts: list[tuple[int, int, int]], rows: NDArray[np.int64]) -> Tensor:
+        """As `run`: the logits behind these tokens of the step."""
         chunks = [SequenceChunk(SEQUENCES[s][first:end], first, self._blocks[s], 0, True) for s, first, end in parts]
-        batch = make_batch(chunks, BLOCK)
-        scores = self.forward(replace(batch, logits_indices=np.arange(len(batch.token_ids))))
+        scores = self.forward(replace(make_batch(chunks, BLOCK), logits_indices=rows))
         assert self.forward.argmax(scores).tolist() == scores.argmax(-1).tolist()
-        return list(torch.split(scores.clone(), [end - first for _, first, end in parts]))
+        return scores.clone()
 
 
 Make = Callable[[int], Computation]
@@ -121,7 +126,7 @@ Make = Callable[[int], Computation]
 # A cache in 8 bits
 CODED_CACHES = [
     f"{config}-{kind}, 8 bits"
-    for config in ("llama", "window", "gemma2")
+    for config in ("llama", "window", "gemma2", "gemma4 small")
     for kind in ("float32", "bfloat16", "amx+w8a8")
 ]
 # Files of GGUF, whose blocks keep their codes, and the arithmetics that these have
@@ -197,6 +202,16 @@ def test_in_chunks_among_those_of_others(make: Make, chunk: int) -> None:
         for (s, _, _), scores in zip(step, cut.run(step), strict=True):
             parts[s].append(scores)
     assert_same(cut, [torch.cat(scores) for scores in parts], expected, alone(expected))
+
+
+def test_behind_some_tokens_as_behind_all(make: Make) -> None:
+    """The last layers compute the sampled tokens alone."""
+    computation, whole = make(2), [(s, 0, len(tokens)) for s, tokens in enumerate(SEQUENCES)]
+    scores = torch.cat(computation.run(whole))
+    lasts = np.cumsum(list(map(len, SEQUENCES))) - 1
+    runs = np.flatnonzero(np.arange(len(scores)) % 11 < 4)  # some go on from one sequence to the next
+    for rows in (lasts, runs):
+        assert torch.equal(bits(computation.sample(whole, rows)), bits(scores[rows]))
 
 
 @torch.inference_mode()
