@@ -113,6 +113,20 @@ def _transposed(tensors: Tensors) -> Tensors:
     }
 
 
+def _with_unused_keys(tensors: Tensors) -> Tensors:
+    """As Google published E2B and E4B: with keys and values of layers that read other layers' ones."""
+    prefix = "model.language_model.layers."
+    stored = {name: value for name, value in tensors.items() if name.startswith(f"{prefix}0.self_attn.")}
+    kinds = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    more = {
+        f"{prefix}{layer}.self_attn.{kind}": stored[f"{prefix}0.self_attn.{kind}"].clone()
+        for layer in (3, 4)
+        for kind in kinds
+    }
+    assert not more.keys() & tensors.keys()
+    return tensors | more
+
+
 def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
@@ -133,6 +147,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[Tensors], Tensors]]] = {
         _renamed(("model.", "model.language_model."), ("visual.", "model.visual.")),
     ),
     "Qwen's own experts": ("qwen3-vl-moe", _transposed),
+    "Google's own Gemma 4": ("gemma4", _with_unused_keys),
 }
 
 
@@ -150,14 +165,16 @@ def test_other_layouts_of_checkpoints_load(layout: str, tmp_path: Path) -> None:
     assert Driver(make_runner(tmp_path)).generate(asked, 4) == before
 
 
-@pytest.mark.parametrize("variant", ["gemma3", "qwen2.5-vl", "qwen3-vl-moe", "llava-next", "idefics3"])
+@pytest.mark.parametrize(
+    "variant", ["gemma3", "gemma4-unified", "qwen2.5-vl", "qwen3-vl-moe", "llava-next", "idefics3"]
+)
 def test_tensors_by_the_names_of_transformers_modules_load(variant: str, tmp_path: Path) -> None:
     _save(tmp_path, variant, save_original_format=False)
     asked = prompts(9, 20)
     assert Driver(make_runner(tmp_path)).generate(asked, 4) == image_models.generate(tmp_path, asked, 4)
 
 
-@pytest.mark.parametrize("variant", ["gemma3", "mistral3", "qwen2-vl", "qwen3-vl-moe"])
+@pytest.mark.parametrize("variant", ["gemma3", "gemma4", "mistral3", "qwen2-vl", "qwen3-vl-moe"])
 @torch.inference_mode()
 def test_the_class_without_a_head_computes_states(variant: str, tmp_path: Path) -> None:
     save_model(tmp_path, VARIANTS[variant](), AutoModel)
@@ -344,7 +361,7 @@ def test_weights_in_fp8_as_mistral_publishes_them(kernels: str, tmp_path: Path) 
     assert _logprobs(packed, kernels) == pytest.approx(_logprobs(dense, kernels), abs=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["gemma3", "qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize("variant", ["gemma3", "gemma4-unified", "qwen2.5-vl", "qwen3-vl"])
 def test_a_text_model_is_quantized_and_the_rest_stays(variant: str, tmp_path: Path) -> None:
     source, out = _save(tmp_path / "dense", variant), tmp_path / "out"
     quantize_model(source, out, scheme_named("w8a16", 32), lambda line: None)
