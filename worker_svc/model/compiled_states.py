@@ -1,7 +1,7 @@
 """The last hidden states of whole prompts by a decoder's compiled code on a CPU, as embeddings need them.
 
 The layers are those of `compiled_body`. Keys and values are needed until the layer's attention has read them, so all
-layers share the cache of one.
+layers share the cache of one, unless they differ in their heads or read other layers' keys and values.
 """
 
 from collections.abc import Sequence

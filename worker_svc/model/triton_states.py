@@ -1,7 +1,8 @@
 """The last hidden states of whole prompts by a decoder on a GPU, as embeddings need them.
 
 The layers are those of `triton_body`. Keys and values are needed until the layer's attention has read them, so all
-layers share the cache of one, which has room for the prompts of the call.
+layers share the cache of one, unless they differ in their heads or read other layers' keys and values. It has room for
+the prompts of the call.
 """
 
 from collections.abc import Sequence
