@@ -24,6 +24,7 @@ from worker_svc.model.description import (
     RopeConfig,
     SplitDimension,
     StoredLinear,
+    require,
 )
 
 
@@ -37,6 +38,7 @@ def describe_gemma4(config: Any) -> ModelDescription | None:
     ropes = ropes_of(config, config.per_layer_config[0].head_dim)
     if activation is None or ropes is None or config.use_bidirectional_attention == "all":
         return None
+    _check(config)
     described = _Described(config, activation)
     return ModelDescription(
         architecture=config.model_type,
@@ -54,6 +56,19 @@ def describe_gemma4(config: Any) -> ModelDescription | None:
         logits_soft_cap=config.final_logit_softcapping,
         unused_prefixes=described.unused_prefixes(),
     )
+
+
+def _check(config: Any) -> None:
+    """Raises InvalidDescription for fields that contradict each other."""
+    vocab_size, width = config.vocab_size, getattr(config, "hidden_size_per_layer_input", None)
+    is_fit = not width or config.vocab_size_per_layer_input == vocab_size
+    require(is_fit, "vocab_size_per_layer_input", f"{vocab_size}, the size of the vocabulary")
+    if getattr(config, "enable_moe_block", False):
+        for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            require(getattr(config, name) is not None, name, "a number with enable_moe_block")
+    own = config.layer_types[: config.num_hidden_layers - config.num_kv_shared_layers]
+    is_fit = set(config.layer_types) <= set(own)
+    require(is_fit, "num_kv_shared_layers", "so few that a layer of each kind has keys and values of its own")
 
 
 class _Described:
@@ -127,7 +142,7 @@ class _Described:
             *(() if is_shared else (("k", keys),) if values_are_keys else (("k", keys), ("v", keys))),
         )
         window = config.sliding_window if is_sliding else None
-        shared = max((i for i in range(self._first_shared) if kinds[i] == kinds[number]), default=None)
+        shared = max(i for i in range(self._first_shared) if kinds[i] == kinds[number])
         return describe_attention(
             config.num_attention_heads,
             heads.num_key_value_heads,

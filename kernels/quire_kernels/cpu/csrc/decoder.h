@@ -417,6 +417,12 @@ private:
                 layer.cache_scales};
     }
 
+    // Beyond the columns of a layer, rows have numbers of wider ones, which must not be those of another token: these may not be finite.
+    void clear_act(int64_t row) {
+        const FactorRows<Element> act{act_.data(), act_stride_, has_act_tiles_};
+        for (int64_t i = round_up(least_act_, LANES); i < act_stride_; i += LANES) store_floats(act.at(row, i), Floats{});
+    }
+
     // Embeddings, and the angles of their positions.
     void embed(const DecoderStep& step) {
         const int64_t size = model_.hidden_size;
@@ -430,11 +436,9 @@ private:
             std::fill_n(to + size, hidden_stride_ - size, 0.0f);  // it is not finite after a row that was not
             if (positions)
                 for (int64_t i = 0; i < size; ++i) to[i] += as_float(positions[position * size + i]);
-            // Beyond the columns of a layer these have numbers of wider ones, which must not be those of another step: that may have
-            // some that are not finite.
-            std::fill(&attended_[token * attended_stride_] + least_attended_, &attended_[token * attended_stride_] + attended_stride_, Element{});
-            const FactorRows<Element> act{act_.data(), act_stride_, has_act_tiles_};
-            for (int64_t i = round_up(least_act_, LANES); i < act_stride_; i += LANES) store_floats(act.at(token, i), Floats{});
+            Element* attended = &attended_[token * attended_stride_];
+            std::fill(attended + least_attended_, attended + attended_stride_, Element{});
+            clear_act(token);
             for (size_t i = 0; i < ropes_.size(); ++i) {
                 const int64_t first = token * num_pairs_ + first_pairs_[i];
                 compute_angles(ropes_[i], position, &cosines_[first], &sines_[first]);
@@ -643,6 +647,7 @@ private:
         pool_.parallel_for(1, [&](int64_t) {  // one thread, since rows may overlap
             move_to_front(hidden_.data(), hidden_stride_, step.logits_indices, step.num_samples);
             move_to_front(attended_.data(), attended_stride_, step.logits_indices, step.num_samples);
+            for (int64_t row = 0; row < step.num_samples; ++row) clear_act(row);
         });
         return step.num_samples;
     }

@@ -19,6 +19,7 @@ from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from transformers_models import CONTEXT, VOCAB
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import Activation, DecoderLayer, ExpertsSpec, ModelDescription, RopeKind
@@ -359,6 +360,22 @@ def test_each_feature_changes_the_result(
 @pytest.mark.parametrize("variant", NOT_DESCRIBED)
 def test_what_a_description_cannot_express_is_not_described(variant: str) -> None:
     assert describe(NOT_DESCRIBED[variant]()) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "field", "value"),
+    [
+        ("gemma4-small", "vocab_size_per_layer_input", VOCAB - 1),
+        ("gemma4-small", "num_kv_shared_layers", 4),
+        ("gemma4-experts", "num_experts", None),
+        ("gemma4-experts", "top_k_experts", None),
+    ],
+)
+def test_fields_of_gemma4_that_contradict_each_other_are_named(variant: str, field: str, value: int | None) -> None:
+    config = VARIANTS[variant]()
+    setattr(config, field, value)
+    with pytest.raises(UnsupportedModel, match=f"this gemma4_text model do not fit each other: {field}: must be "):
+        describe(config)
 
 
 def test_windows_caps_and_scales_are_those_of_each_layer(save_model: Save) -> None:
