@@ -1,6 +1,7 @@
 """Set before any test's module is imported: without a GPU, Triton kernels run in Triton's interpreter."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,10 @@ if not torch.cuda.is_available():
     from quick_interpreter import quicken
 
     quicken()
+
+# A shell starts what runs in the background with SIGINT ignored, and Python and what it starts leave it so.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # More threads than processors wait for each other at every parallel loop.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:

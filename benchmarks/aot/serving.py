@@ -93,6 +93,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 256,
         "global_head_dim": 512,
         "sliding_window": 512,
+        "vocab_size_per_layer_input": LLAMA_8B["vocab_size"],
         "rope_parameters": None,
         "final_logit_softcapping": 30.0,
     },

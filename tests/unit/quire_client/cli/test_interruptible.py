@@ -14,14 +14,6 @@ from quire_client.errors import QuireError, closed
 FIRST = object()
 
 
-@pytest.fixture(autouse=True)
-def heeds_signals() -> Iterator[None]:
-    """A shell starts what runs in the background with SIGINT ignored, and Python leaves it so."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 class Blocked:
     """A stream that gives one item and then blocks until it is closed, and a client whose call blocks so."""
 
