@@ -70,7 +70,7 @@ def make_attention(kernels: Kernels, cache: KVCache, layout: ModelLayout, dtype:
         raise ValueError(f"cache: must be of {len(layout.kv)} layers, not {len(cache.layers)}")
     if kernels is AttentionKind.TRITON:
         raise ValueError("kernels: must not be Triton's, whose attention is in worker_svc.gpu.device_attention")
-    caches = [cache.layers[place] for place in layout.kv_of_layers]
+    caches = cache.of_layers(layout)
     unsupported_reason = check_compiled_support(layout.head_dims, cache.block_size, dtype)
     if isinstance(kernels, CompiledKernels) and unsupported_reason is None:
         return CompiledAttention(caches, layout.layers, kernels.thread_pool, dtype)

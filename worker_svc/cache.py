@@ -48,6 +48,10 @@ class KVCache:
         layers = tuple(LayerCache(keys, values) for keys, values in (layer.unbind(1) for layer in values.unbind(1)))
         return cls(values.view(len(values), -1).view(torch.uint8), layers)
 
+    def of_layers(self, layout: ModelLayout) -> list[LayerCache]:
+        """What each layer of a model with attention reads; a cache of one layer is that of all of them."""
+        return [self.layers[place if len(self.layers) > 1 else 0] for place in layout.kv_of_layers]
+
     @property
     def block_size(self) -> int:
         """Tokens in a block."""

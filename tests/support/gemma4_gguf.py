@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
-from tiny_gguf import TOKENS
+from tiny_gguf import write_tiny_tokenizer
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -69,7 +69,7 @@ def write_gemma4_gguf(
     """`stored` is the type of a matrix by its name in the file. `change` replaces fields."""
     config, writer = model.config, GGUFWriter(path, "gemma4")
     _write_fields(writer, config)
-    _write_tokenizer(writer)
+    write_tiny_tokenizer(writer)
     tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
         if tied and name == "lm_head.weight":
@@ -118,17 +118,6 @@ def _write_fields(writer: GGUFWriter, config: Any) -> None:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.top_k_experts)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-
-
-def _write_tokenizer(writer: GGUFWriter) -> None:
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
-    writer.add_token_merges(["h e", "l l"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
 
 
 def _add(writer: GGUFWriter, name: str, tensor: Tensor, kind: GGMLQuantizationType) -> None:

@@ -73,6 +73,18 @@ def _as_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
     return data.view(np.uint8).reshape(len(data), -1)
 
 
+def write_tiny_tokenizer(writer: gguf.GGUFWriter) -> None:
+    """Writes the fields of a tokenizer of `TOKENS`."""
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
+    writer.add_token_merges(["h e", "l l"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
 def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
     model = TinyGguf() if model is None else model
     writer = gguf.GGUFWriter(path, model.architecture)
@@ -95,14 +107,7 @@ def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
         writer.add_expert_count(model.num_experts)
         writer.add_expert_used_count(2)
         writer.add_expert_feed_forward_length(model.intermediate)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
-    writer.add_token_merges(["h e", "l l"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
+    write_tiny_tokenizer(writer)
     random = np.random.default_rng(0)
 
     def vector(name: str, size: int, mean: float = 1.0) -> None:

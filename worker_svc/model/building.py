@@ -64,6 +64,7 @@ class ExpertWeights:
     experts: tuple[MlpWeights, ...]
     shared: MlpWeights | None
     choice_bias: Tensor | None = None
+    """float32 [num_experts], on the model's device."""
     weight_scales: Tensor | None = None
     """float32 [num_experts], on the model's device."""
 
@@ -303,6 +304,9 @@ def _build_body(
     shard: Shard,
     embedding: Tensor,
 ) -> BuiltBody[LinearT, NormT, ExpertsT]:
+    def rounded(factor: float) -> float:
+        return torch.tensor(factor, dtype=checkpoint.dtype).item()
+
     def weights(layer: LinearLayer) -> LinearWeights:
         return LinearWeights(layer, checkpoint, shard)
 
@@ -318,9 +322,12 @@ def _build_body(
     def mlp_weights(spec: MlpSpec) -> MlpWeights:
         return MlpWeights(spec, weights(spec.gate_up), weights(spec.down))
 
-    def mlp(spec: MlpSpec | ExpertsSpec) -> BuiltMlp[LinearT] | ExpertsT:
+    def mlp(spec: MlpSpec) -> BuiltMlp[LinearT]:
+        return BuiltMlp(spec, linear(spec.gate_up), linear(spec.down))
+
+    def mlp_or_experts(spec: MlpSpec | ExpertsSpec) -> BuiltMlp[LinearT] | ExpertsT:
         if isinstance(spec, MlpSpec):
-            return BuiltMlp(spec, linear(spec.gate_up), linear(spec.down))
+            return mlp(spec)
         shared = None if spec.shared is None else mlp_weights(spec.shared)
         experts = tuple(map(mlp_weights, spec.experts))
         bias, scales = (
@@ -332,9 +339,8 @@ def _build_body(
     def beside(spec: BesideSpec | None) -> BuiltBeside[LinearT, NormT] | None:
         if spec is None:
             return None
-        built = BuiltMlp(spec.mlp, linear(spec.mlp.gate_up), linear(spec.mlp.down))
         norms = norm(spec.norm), norm(spec.post_norm), norm(spec.experts_post_norm), norm(spec.router_norm)
-        return BuiltBeside(spec, built, *norms)
+        return BuiltBeside(spec, mlp(spec.mlp), *norms)
 
     def latent(spec: LatentSpec | None) -> BuiltLatent[LinearT, NormT] | None:
         if spec is None:
@@ -362,8 +368,7 @@ def _build_body(
             return None
         width = spec.width * len(description.layers)
         table, _ = _read_table(spec.embedding, description.vocab_size, width, checkpoint)
-        factor = torch.tensor(spec.embedding_scale, dtype=checkpoint.dtype).item()
-        return BuiltLayerInputs(spec, table, factor, linear(spec.projection), norm(spec.norm))
+        return BuiltLayerInputs(spec, table, rounded(spec.embedding_scale), linear(spec.projection), norm(spec.norm))
 
     def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
         attention, attention_norm = spec.attention, optional_norm(spec.attention_norm)
@@ -376,7 +381,7 @@ def _build_body(
             output=linear(attention.output),
             post_attention_norm=optional_norm(spec.post_attention_norm),
             mlp_norm=attention_norm if spec.mlp_norm == spec.attention_norm else optional_norm(spec.mlp_norm),
-            mlp=mlp(spec.mlp),
+            mlp=mlp_or_experts(spec.mlp),
             post_mlp_norm=optional_norm(spec.post_mlp_norm),
             latent=latent(attention.latent),
             sinks=sinks(attention),
@@ -397,5 +402,5 @@ def _build_body(
     layers = [layer(spec) for spec in description.layers]
     scale = description.embedding_scale
     if description.rounds_embedding_scale:
-        scale = torch.tensor(scale, dtype=checkpoint.dtype).item()
+        scale = rounded(scale)
     return BuiltBody(embedding, places, layers, norm(description.norm), scale, inputs)

@@ -95,8 +95,7 @@ class CompiledBody:
         # The pool's threads compute. torch's own threads would spin and compete with them.
         torch.set_num_threads(1)
         layers = (DecoderLayerArgs * len(self._layers))(*self._layers)
-        for layer, place in zip(layers, layout.kv_of_layers, strict=True):
-            of_layer = cache.layers[place if len(cache.layers) > 1 else 0]
+        for layer, of_layer in zip(layers, cache.of_layers(layout), strict=True):
             layer.cache = of_layer.keys.data_ptr()
             layer.cache_scales = None if of_layer.key_scales is None else of_layer.key_scales.data_ptr()
         arguments = DecoderModelArgs(

@@ -41,7 +41,6 @@ def attend(
     spec = layer.spec.attention
     num_heads, num_rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
     heads = layer.qkv(inputs).view(len(inputs), -1, spec.head_dim)
-    key: Tensor | None
     if layer.query_norm is None and layer.key_norm is None:
         both = heads[:, :num_rotated] if rotation is None else rotation(heads[:, :num_rotated])
         query, key = both[:, :num_heads], both[:, num_heads:]

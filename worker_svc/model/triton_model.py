@@ -115,7 +115,7 @@ class TritonForward:
 
     def __init__(self, model: TritonModel, cache: KVCache, limits: WorkerLimits) -> None:
         self._model = model
-        self._caches = [cache.layers[place] for place in model.description.layout.kv_of_layers]
+        self._caches = cache.of_layers(model.description.layout)
         most = AttentionLimits(limits.max_step_tokens, limits.max_sequences, limits.context_length)
         self.attention = make_attention(
             model.description,

@@ -85,8 +85,7 @@ class TritonStates:
         """The cache that each layer reads."""
         layout = self._description.layout
         shape = CacheShape.of_whole_sequences(layout, _BLOCK_SIZE, self._body.dtype)
-        caches = shape.allocate(num_blocks, self._body.device).layers
-        return [caches[place if len(caches) > 1 else 0] for place in layout.kv_of_layers]
+        return shape.allocate(num_blocks, self._body.device).of_layers(layout)
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._body.device)
