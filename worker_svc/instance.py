@@ -64,6 +64,7 @@ from worker_svc.progress import progress
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
 from worker_svc.warm_up import RepeatingDrafter, measure_prefill, measure_swaps, run_largest_step, warm_up
+from worker_svc.weight_sizes import read_decoder_sizes, read_header_sizes
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -203,7 +204,8 @@ def _choose_computation(
     arithmetic = arithmetic_name(settings, kernels, native, device) if settings.deterministic else ""
     cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernel_name(kernels), dtype, device)
     in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
-    check_fits(settings, directory, description, device, dtype, in_8_bits)
+    sizes = read_header_sizes(directory) if native is None else read_decoder_sizes(directory, native, dtype)
+    check_fits(settings, sizes, kernel_name(kernels), description, device, dtype, in_8_bits)
     return _Computation(
         native,
         dtype,

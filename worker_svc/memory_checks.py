@@ -19,8 +19,8 @@ from worker_svc.kernel_choice import (
     expected_kernels,
 )
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
-from worker_svc.model_checks import CheckedModel, IncompleteModel, computed_tensors, read_model, unprepared
-from worker_svc.model_fit import kept_bytes, read_weight_sizes, smaller_quantizations
+from worker_svc.model_checks import CheckedModel, IncompleteModel, read_model, unprepared
+from worker_svc.model_fit import smaller_quantizations
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -79,18 +79,14 @@ def estimate_memory(
             if device.type == "cuda"
             else available_memory(settings.memory_limit_bytes)
         )
-        weights = read_weight_sizes(model.served.path).num_bytes(dtype, model.quantization, device.type)
+        weights = model.sizes.num_bytes(dtype, model.quantization, model.kernels)
         return MemoryEstimate(weights, 0, 0, free)
     check_quantization(settings, model.description, device)
     kernels = expected_kernels(settings, model.description, dtype, device)
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
-    if model.description is not None and (stored := model.stored) is not None:
-        names = computed_tensors(model.served.path, model.description, stored, dtype)
-        weights = kept_bytes(model.description, stored.weight_format, names, dtype, settings.quantization, kernels)
-    else:
-        weights = model.num_parameters * dtype.itemsize
-        if kernels == "compiled":
-            check_attention_shape(settings, {layer.head_dim for layer in shape.layers}, dtype)
+    weights = model.sizes.num_bytes(dtype, settings.quantization, kernels)
+    if kernels == "compiled" and not model.is_native:
+        check_attention_shape(settings, {layer.head_dim for layer in shape.layers}, dtype)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         kv = int(total * (settings.memory_fraction or 0.9)) - (total - free) - weights

@@ -1,6 +1,6 @@
 """The checks of `quire doctor` for a worker's model: files and architecture. No weights are loaded."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -30,7 +30,6 @@ from worker_svc.kernel_choice import (
 from worker_svc.model import compiled_body, decoder_states, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import AnyDescription, describe_any
-from worker_svc.model.building import drops_head
 from worker_svc.model.config import raw_config, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
@@ -42,20 +41,12 @@ from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import for_task
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
-from worker_svc.model.weights import Checkpoint, open_weights, weight_files
+from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
+from worker_svc.weight_sizes import DecoderSizes, WeightSizes, read_decoder_sizes, read_header_sizes, read_value_sizes
 
 _COPY_AGAIN = "copy or download the model's files again, all of them, or set QUIRE_MODEL to another model"
 _OTHER_MODEL = "set QUIRE_MODEL to a model of a supported architecture; docs/design/models.md lists them"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensors:
-    """The tensors of a decoder that Quire's kernels compute."""
-
-    weight_format: WeightFormat
-    names: Collection[str]
-    """As the model's description has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +60,18 @@ class CheckedModel:
     """Of a decoder; None: an encoder, or transformers' own modules compute it."""
     computed_by: str
     num_parameters: int
+    sizes: WeightSizes
     has_kv: bool = True
     """False: an encoder, which keeps no keys and values."""
-    stored: StoredTensors | None = None
-    """None: an encoder, or transformers' own modules compute it."""
     quantization: str = "none"
     """The QUIRE_QUANTIZATION that has an effect on a model without keys and values."""
+    kernels: str = ""
+    """What computes a model without keys and values."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether Quire's kernels compute it, as a decoder."""
+        return isinstance(self.sizes, DecoderSizes)
 
     def dtype(self, settings: WorkerSettings, device: torch.device) -> torch.dtype:
         """In which a worker would compute it."""
@@ -159,17 +156,28 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
     if description is not None and (has_values or isinstance(description, EncoderDescription)):
         device = choose_device(settings.device)
         name = f"{_values_computed_by(settings, description, device)}, as an encoder"
-        in_effect = quantization_of_values(settings, description, device)
-        return CheckedModel(served, config, None, name, num_parameters, has_kv=False, quantization=in_effect)
+        kernels, _ = _kernels_of_values(settings, description, device)
+        return CheckedModel(
+            served,
+            config,
+            None,
+            name,
+            num_parameters,
+            read_value_sizes(directory, description, choose_dtype(settings.dtype, device)),
+            has_kv=False,
+            quantization=quantization_of_values(settings, description, device),
+            kernels=kernels,
+        )
     computed_by, is_native = _computed_by(settings, directory, config, description)
-    stored = None
-    if description is not None and is_native:
-        try:
-            stored = StoredTensors(weight_format, _check_tensors(directory, description, weight_format, shapes))
-        except UnsupportedModel as error:
-            raise IncompleteModel(str(error), _OTHER_MODEL) from error
-        num_parameters = _num_parameters(description)
-    return CheckedModel(served, config, description, computed_by, num_parameters, stored=stored)
+    if description is None or not is_native:
+        return CheckedModel(served, config, description, computed_by, num_parameters, read_header_sizes(directory))
+    try:
+        _check_tensors(directory, description, weight_format, shapes)
+    except UnsupportedModel as error:
+        raise IncompleteModel(str(error), _OTHER_MODEL) from error
+    dtype = choose_decoder_dtype(settings, description, choose_device(settings.device))
+    sizes = read_decoder_sizes(directory, description, dtype)
+    return CheckedModel(served, config, description, computed_by, _num_parameters(description), sizes)
 
 
 def backend_of_values(settings: WorkerSettings) -> tuple[EncoderKernels, str] | None:
@@ -202,10 +210,8 @@ def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 def _check_tensors(
     directory: Path, model: ModelDescription, weight_format: WeightFormat, shapes: dict[str, tuple[int, ...]]
-) -> Collection[str]:
-    """The names of the tensors, as the description has them. Raises IncompleteModel if one is missing or of another
-    shape.
-    """
+) -> None:
+    """Raises IncompleteModel if a tensor is missing or of another shape."""
     stored_names = names_read(weight_format, shapes)
     places = described_names(model, stored_names.keys())
     expected = dict(model.shapes)
@@ -224,16 +230,6 @@ def _check_tensors(
             found, whole = list(shapes[stored_name]), list(place.whole(shape))
             problem = f"the tensor {stored_name} of the model in {directory} is {found}, not {whole}"
             raise IncompleteModel(problem, _COPY_AGAIN)
-    return places.keys()
-
-
-def computed_tensors(
-    directory: Path, model: ModelDescription, stored: StoredTensors, dtype: torch.dtype
-) -> Collection[str]:
-    """The names of the tensors that are computed, in a dtype: without a head in whose place the embedding is used."""
-    checkpoint = Checkpoint(directory, stored.weight_format, dtype, torch.device("cpu"))
-    head = {f"{each.name}.weight" for each in model.head.stored} if drops_head(model, checkpoint) else set()
-    return set(stored.names) - head
 
 
 def _num_parameters(model: ModelDescription) -> int:

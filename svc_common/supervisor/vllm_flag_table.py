@@ -244,7 +244,7 @@ _REFUSED: dict[str, str] = {
     ),
     "edit a copy of the model's config.json": "--hf-overrides --hf-config-path --[no-]disable-sliding-window",
     (
-        "GPTQ, AWQ, compressed-tensors and FP8 are recognised by a model's config.json, and GGUF by its file; "
+        "quantized checkpoints are recognised by a model's config.json, and GGUF by its file; "
         "QUIRE_QUANTIZATION computes weights in 8 bits (int8) or 4 (w4a16), and activations in 8 bits too (w8a8; w4a8 "
         "on a CPU, fp8 on a GPU)"
     ): ("--quantization -q --quantization-config --[no-]allow-deprecated-quantization"),

@@ -205,3 +205,47 @@ def save_quantized(directory: Path, packed: Path, quantize: Quantize, **config: 
     changed = json.loads((directory / "config.json").read_text()) | config
     (packed / "config.json").write_text(json.dumps(changed))
     return packed
+
+
+_E2M1 = [
+    (-1) ** (code >> 3) * ((code & 1) / 2 if not code >> 1 & 3 else (1 + (code & 1) / 2) * 2 ** ((code >> 1 & 3) - 1))
+    for code in range(16)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class E2m1Numbers:
+    """A weight as numbers: each is that of its code of e2m1 x scale of its group x factor."""
+
+    codes: Ints
+    """[outputs, inputs]."""
+    scales: Tensor
+    """float32 [outputs, groups]: powers of two, or numbers of float8_e4m3fn."""
+    factor: float
+
+    def dense(self) -> Tensor:
+        """float32 [outputs, inputs]."""
+        numbers = torch.tensor(_E2M1)[torch.from_numpy(self.codes)].view(*self.scales.shape, -1)
+        return (numbers * (self.scales * self.factor)[..., None]).flatten(1)
+
+    def packed(self) -> Tensor:
+        """uint8 [outputs, inputs / 2]: the first of two codes in the lower half."""
+        return torch.from_numpy((self.codes[:, ::2] | self.codes[:, 1::2] << 4).astype(np.uint8))
+
+    def powers(self) -> Tensor:
+        """uint8 [outputs, groups]: the exponent of each scale, more by 127."""
+        return (self.scales.log2() + 127).to(torch.uint8)
+
+
+def quantize_e2m1(weight: Tensor, group: int, *, powers_of_two: bool) -> E2m1Numbers:
+    """Rounds a weight [outputs, inputs] to the nearest numbers of e2m1, with a scale for each group of inputs."""
+    groups = weight.float().view(len(weight), -1, group)
+    largest, factor = groups.abs().amax(2), 1.0
+    if powers_of_two:
+        scales = 2.0 ** (largest.log2().floor() - 2)
+    else:
+        factor = float(torch.tensor(float(largest.max()) / 6 / 448))
+        scales = (largest / 6 / factor).to(torch.float8_e4m3fn).float()
+    steps = (groups / (scales * factor)[..., None]).numpy()
+    codes = np.abs(steps[..., None] - np.array(_E2M1)).argmin(-1).reshape(weight.shape)
+    return E2m1Numbers(codes, scales, factor)

@@ -7,7 +7,7 @@ import torch
 
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
 from worker_svc.description import WorkerDescription, WorkerLimits
-from worker_svc.encoder.backend import KERNELS, EncoderBackend, load_backend, quantization_of_values
+from worker_svc.encoder.backend import KERNELS, EncoderBackend, choose_kernels, load_backend, quantization_of_values
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, ScorePooler
 from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.fingerprint import model_fingerprint
@@ -24,6 +24,7 @@ from worker_svc.model_fit import check_fits
 from worker_svc.progress import progress
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, PromptComputation, SamplingParams, ScheduledSequence, Step
+from worker_svc.weight_sizes import read_value_sizes
 
 # Tokens and sequences of a step. Others wait for the whole step, so it is short on a CPU.
 _BUDGETS = {"cpu": (1024, 64), "cuda": (16384, 512)}
@@ -65,7 +66,9 @@ def load_encoder(
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     defaults, layers = EmbeddingDefaults(), list[DenseLayer]()
-    check_fits(settings.model_copy(update={"quantization": quantization}), served.path, None, device, dtype)
+    kernels, _ = choose_kernels(settings, description, dtype, device)
+    sizes = read_value_sizes(served.path, description, dtype)
+    check_fits(settings.model_copy(update={"quantization": quantization}), sizes, kernels, None, device, dtype)
     memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
         head = load_score_head(description, served.path, device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES, ByteWeight, quantize_in_bytes
 from quire_kernels.cpu.nibbles import NibbleWeight
 from worker_svc.model.linear_weights import WeightParts
-from worker_svc.model.weight_format import BlockCodes, CodeForm, StoredWeight, block_codes
+from worker_svc.model.weight_format import BlockCodes, CodeForm, StoredWeight, block_codes, joined_factors
 
 _NIBBLE = 4  # bits
 
@@ -82,6 +82,7 @@ def _joined_nibbles(parts: list[BlockCodes], join: Callable[[list[Tensor]], Tens
         nibbles[0].group,
         has_minimums=nibbles[0].has_minimums,
         is_e2m1=parts[0].is_e2m1,
+        factors=joined_factors([(len(part.codes), part.factors) for part in parts], join),
     )
 
 
@@ -97,7 +98,11 @@ def _joined_bytes(parts: list[ByteWeight], join: Callable[[list[Tensor]], Tensor
     if any(part.minimums is not None for part in parts):
         minimums = join([torch.zeros_like(each.scales) if each.minimums is None else each.minimums for each in parts])
     return ByteWeight(
-        join([each.codes for each in parts]), join([each.scales for each in parts]), parts[0].group, minimums
+        join([each.codes for each in parts]),
+        join([each.scales for each in parts]),
+        parts[0].group,
+        minimums,
+        joined_factors([(len(each.codes), each.factors) for each in parts], join),
     )
 
 
@@ -106,7 +111,7 @@ def _bytes_of(part: BlockCodes | Tensor, group: int) -> ByteWeight:
         return quantize_in_bytes(part, group)
     # Codes less the zero point are from -128 to 127: the bytes of the difference, without the carry.
     codes = part.codes.sub_(part.zero).view(torch.int8)
-    return ByteWeight(codes, part.scales, part.group, part.minimums).in_groups(group)
+    return ByteWeight(codes, part.scales, part.group, part.minimums, part.factors).in_groups(group)
 
 
 def _in_groups(part: BlockCodes, size: int) -> BlockCodes:

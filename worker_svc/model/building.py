@@ -28,7 +28,7 @@ from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard, TiedWei
 from worker_svc.model.stored_linear import is_stored_dense, layer_format, read_stored
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.torch_norms import make_torch_norm
-from worker_svc.model.weight_format import StoredWeight, has_blocks
+from worker_svc.model.weight_format import StoredWeight, block_form
 from worker_svc.model.weights import Checkpoint
 
 log = logging.getLogger("quire.worker")
@@ -230,7 +230,7 @@ def _read_table(name: str, num_rows: int, width: int, checkpoint: Checkpoint) ->
     """
     layer = name.removesuffix(".weight")
     of = StoredLinear(layer, (num_rows,))
-    if not has_blocks(layer_format(of, width, checkpoint.weight_format, checkpoint.names), layer):
+    if block_form(layer_format(of, width, checkpoint.weight_format, checkpoint.names), layer) is None:
         return checkpoint.take(name, num_rows, width).contiguous(), None
     stored, _ = read_stored(checkpoint, of, width)
     table = torch.empty(num_rows, width, dtype=checkpoint.dtype, device=checkpoint.device)

@@ -1,8 +1,9 @@
 """Loads a model: by one of Quire's backends if it supports the description, otherwise by transformers' own modules."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -50,6 +51,15 @@ def unsupported_natively(description: ModelDescription, kernels: Kernels) -> str
     return unsupported_reason(description, computed)
 
 
+def _of_kv_cache(quantization: Mapping[str, Any] | None) -> list[str]:
+    """The fields of a `quantization_config` that say how keys and values are quantized."""
+    if quantization is None:
+        return []
+    inner = quantization.get("quantization")  # as ModelOpt nests them
+    fields = {**quantization, **(inner if isinstance(inner, dict) else {})}
+    return [name for name in ("kv_cache_scheme", "kv_cache_quant_algo") if fields.get(name) is not None]
+
+
 def load(
     directory: Path,
     description: ModelDescription | None,
@@ -76,8 +86,8 @@ def load(
     format_of(directory)
     refuse_adapters(directory)
     stored = quantization_of(directory)
-    if stored is not None and stored.get("kv_cache_scheme") is not None:
-        log.info("the model's kv_cache_scheme is not used: QUIRE_KV_CACHE_DTYPE says how the KV cache is stored")
+    for name in _of_kv_cache(stored):
+        log.info("the model's %s is not used: QUIRE_KV_CACHE_DTYPE says how the KV cache is stored", name)
     unsupported = None if description is None else unsupported_natively(description, kernels)
     if description is None or unsupported is not None:
         if description is not None and is_native_alone(description):

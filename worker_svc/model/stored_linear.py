@@ -17,11 +17,12 @@ from worker_svc.model.weight_format import (
     StridedWeight,
     WeightFormat,
     block_codes,
+    block_form,
     code_scales,
     float8_scales,
     group_bits,
     group_codes,
-    has_blocks,
+    joined_factors,
 )
 from worker_svc.model.weights import Checkpoint
 
@@ -69,7 +70,7 @@ class StoredCodes:
         formats = [(layer_format(stored, layer.inputs, weight_format, names), stored.name) for stored in layer.stored]
         bits = [group_bits(of_layer, name) for of_layer, name in formats]
         return cls(
-            any(has_blocks(of_layer, name) for of_layer, name in formats),
+            any(block_form(of_layer, name) is not None for of_layer, name in formats),
             all(each is not None and each <= _NIBBLE for each in bits),
             any(each is not None and each > _NIBBLE for each in bits),
         )
@@ -200,8 +201,9 @@ class Reordered:
         found = block_codes(self.weight)
         if found is None:
             return None
-        least = None if found.minimums is None else found.minimums[self.order]
-        return replace(found, codes=found.codes[self.order], scales=found.scales[self.order], minimums=least)
+        codes, scales = found.codes[self.order], found.scales[self.order]
+        minimums, factors = (None if each is None else each[self.order] for each in (found.minimums, found.factors))
+        return replace(found, codes=codes, scales=scales, minimums=minimums, factors=factors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,6 +258,7 @@ class _Ranges:
             codes=torch.cat([each.codes for each in found]),
             scales=torch.cat([each.scales for each in found]),
             minimums=least,
+            factors=joined_factors([(len(each.codes), each.factors) for each in found], torch.cat),
         )
 
     def _weights(self) -> Iterator[StoredWeight]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile
 from math import prod
 
 from torch import Tensor
@@ -81,16 +80,16 @@ class StoredTensor:
         return read if self.part is None else self.part.part_of(read, found)
 
     def is_stored_as(self, found: Sequence[int], shape: tuple[int, ...]) -> bool:
-        """Whether the tensor `name` may have the shape `found`. Leading dimensions of 1 do not count: a single number
-        may be stored without a dimension, and a bias with two.
+        """Whether the tensor `name` may have the shape `found`, where `shape` is described; (-1,) is any number of
+        elements. Dimensions of 1 do not count: a single number may be stored without a dimension, a bias with two, and
+        scales of blocks with four.
         """
         if isinstance(self.part, ExpertRows) and self.part.is_transposed(found):
             return True
-        return _without_leading_ones(found) == _without_leading_ones(self.whole(shape))
-
-
-def _without_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(dropwhile(lambda size: size == 1, shape))
+        sizes, others = ([size for size in each if size != 1] for each in (found, self.whole(shape)))
+        if others == [-1]:
+            return len(sizes) <= 1
+        return sizes == others
 
 
 def described_names(description: ModelDescription, stored: Collection[str]) -> dict[str, StoredTensor]:

@@ -216,9 +216,9 @@ def _largest(weight: Tensor) -> Tensor:
 
 def _of_nibbles(weight: NibbleWeight, device: torch.device) -> WeightOnlyMatrix:
     weight = weight if _has_whole_zeros(weight) else weight.with_minimums()
-    minimums = _scales(weight.zeros, device) if weight.has_minimums else None
+    minimums = _scales(weight.zeros, weight.factors, device) if weight.has_minimums else None
     zeros = None if weight.has_minimums else weight.zeros.to(device).half().t().contiguous()
-    words, scales = pack_codes(weight.codes.to(device), 4), _scales(weight.scales, device)
+    words, scales = pack_codes(weight.codes.to(device), 4), _scales(weight.scales, weight.factors, device)
     return WeightOnlyMatrix.in_groups(words, 4, weight.codes.shape[1], weight.group, scales, zeros, minimums)
 
 
@@ -230,11 +230,11 @@ def _has_whole_zeros(weight: NibbleWeight) -> bool:
 
 
 def _of_bytes(weight: ByteWeight, device: torch.device) -> WeightOnlyMatrix:
-    minimums = None if weight.minimums is None else _scales(weight.minimums, device)
-    words, scales = pack_codes(weight.codes.to(device), 8), _scales(weight.scales, device)
+    minimums = None if weight.minimums is None else _scales(weight.minimums, weight.factors, device)
+    words, scales = pack_codes(weight.codes.to(device), 8), _scales(weight.scales, weight.factors, device)
     return WeightOnlyMatrix.in_groups(words, 8, weight.codes.shape[1], weight.group, scales, None, minimums)
 
 
-def _scales(of_groups: Tensor, device: torch.device) -> GroupScales:
-    values, factors = split_scales(of_groups.to(device))
+def _scales(of_groups: Tensor, of_outputs: Tensor | None, device: torch.device) -> GroupScales:
+    values, factors = split_scales(of_groups.to(device), None if of_outputs is None else of_outputs.to(device))
     return GroupScales(values.t().contiguous(), factors)

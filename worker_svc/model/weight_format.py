@@ -5,8 +5,8 @@ Each is a module of `formats`, or an entry point of `quire.weight_formats`. Its 
 of them that can be cut into parts and ranks before it is unpacked.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -20,8 +20,8 @@ from worker_svc.model.config import raw_config, read_object
 from worker_svc.plugins import Registry
 
 _DENSE = "dense"
-# Where AutoGPTQ and AutoAWQ wrote what is in config.json today.
-_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+# Where AutoGPTQ, AutoAWQ and ModelOpt wrote what is in config.json today.
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
 class StoredWeight(Protocol):
@@ -42,7 +42,7 @@ class SizedWeight(Protocol):
     """What a `StoredWeight` may offer besides: its size, where tensors of the same shapes may have another one."""
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Outputs and inputs."""
 
 
@@ -144,13 +144,22 @@ class BlockCodes:
     """How many neighbouring inputs are a group."""
     is_e2m1: bool = False
     """Whether codes have 4 bits and are numbers of e2m1: a number is E2M1_DOUBLES[code] x scale."""
+    factors: Tensor | None = None
+    """float32 [outputs]: what all numbers of an output are multiplied by besides; None: 1."""
 
     def whole(self) -> "BlockCodes":
         """The same numbers in codes that are whole numbers."""
         if not self.is_e2m1:
             return self
         codes = (torch.tensor(E2M1_DOUBLES) + max(E2M1_DOUBLES)).to(torch.uint8)[self.codes.int()]
-        return BlockCodes(codes, 5, max(E2M1_DOUBLES), self.scales, self.minimums, self.group)
+        return replace(self, codes=codes, bits=5, zero=max(E2M1_DOUBLES), is_e2m1=False)
+
+
+def joined_factors(parts: Sequence[tuple[int, Tensor | None]], join: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
+    """`BlockCodes.factors` of parts together, given the outputs of each and its own; None: no part has some."""
+    if all(factors is None for _, factors in parts):
+        return None
+    return join([torch.ones(outputs) if factors is None else factors for outputs, factors in parts])
 
 
 @runtime_checkable
@@ -185,17 +194,26 @@ class WeightFormat(Protocol):
         """The weight, from these tensors as they are stored. Raises UnsupportedModel if they do not match."""
 
 
+class BlockForm(NamedTuple):
+    """The codes of a layer whose weight is a `BlockCodedWeight`, as they are stored."""
+
+    bits: int
+    group: int
+    """How many neighbouring inputs have one scale."""
+    is_e2m1: bool = False
+
+
 @runtime_checkable
 class BlockFormat(Protocol):
     """What a `WeightFormat` may offer besides: layers whose weights are `BlockCodedWeight`."""
 
-    def has_blocks(self, layer: str) -> bool:
-        """Whether a layer's weight has block codes."""
+    def block_form(self, layer: str) -> BlockForm | None:
+        """None: a layer's weight has no block codes."""
 
 
-def has_blocks(weight_format: WeightFormat, layer: str) -> bool:
-    """`BlockFormat.has_blocks`; False if the format has no such layers."""
-    return isinstance(weight_format, BlockFormat) and weight_format.has_blocks(layer)
+def block_form(weight_format: WeightFormat, layer: str) -> BlockForm | None:
+    """`BlockFormat.block_form`; None if the format has no such layers."""
+    return weight_format.block_form(layer) if isinstance(weight_format, BlockFormat) else None
 
 
 @runtime_checkable
@@ -236,7 +254,7 @@ _registry = Registry(formats, "FORMAT", "quire.weight_formats", callable, "a fun
 
 
 def quantization_of(directory: Path) -> Mapping[str, Any] | None:
-    """The `quantization_config` of config.json, or that of an old GPTQ or AWQ model; None: the weights are dense.
+    """The `quantization_config` of config.json, or that of an old model's own file; None: the weights are dense.
 
     Raises UnsupportedModel if it is not an object.
     """

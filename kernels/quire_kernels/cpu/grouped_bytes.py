@@ -15,7 +15,7 @@ _ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class ByteWeight:
-    """A weight [outputs, inputs] of codes: each number is code x scale, or code x scale + minimum."""
+    """A weight [outputs, inputs] of codes: each number is code x scale, or code x scale + minimum, times a factor."""
 
     codes: Tensor
     """int8 [outputs, inputs]."""
@@ -25,12 +25,16 @@ class ByteWeight:
     """How many inputs have one scale, one of BYTE_GROUP_SIZES; the last group may have fewer."""
     minimums: Tensor | None = None
     """float32 [outputs, groups]; None: there are none."""
+    factors: Tensor | None = None
+    """float32 [outputs]; None: 1."""
 
     def dense(self) -> Tensor:
         """The numbers, float32 [outputs, inputs]."""
         groups = torch.arange(self.codes.shape[1]) // self.group
         numbers = self.codes * self.scales[:, groups]
-        return numbers if self.minimums is None else numbers + self.minimums[:, groups]
+        if self.minimums is not None:
+            numbers += self.minimums[:, groups]
+        return numbers if self.factors is None else numbers * self.factors[:, None]
 
     def in_groups(self, size: int) -> "ByteWeight":
         """The same numbers in groups of `size` inputs, a part of the present ones."""
@@ -38,7 +42,7 @@ class ByteWeight:
             return self
         groups = torch.arange(0, self.codes.shape[1], size) // self.group
         minimums = None if self.minimums is None else self.minimums[:, groups]
-        return ByteWeight(self.codes, self.scales[:, groups], size, minimums)
+        return ByteWeight(self.codes, self.scales[:, groups], size, minimums, self.factors)
 
 
 def quantize_in_bytes(weight: Tensor, group: int = BYTE_GROUP_SIZES[-1]) -> ByteWeight:

@@ -198,9 +198,9 @@ def pack_nibbles(
     require(weight.order is None or weight.order.shape == (inputs,), "weight", f"have an order [{inputs}]")
     padded = -(-inputs // input_multiple) * input_multiple
     if weight.has_minimums:
-        scales, zeros, factors = _split(weight.scales, weight.zeros)
+        scales, zeros, factors = _split(weight.scales, weight.zeros, weight.factors)
     else:
-        scales, factors = split_scales(weight.scales)
+        scales, factors = split_scales(weight.scales, weight.factors)
         zeros = weight.zeros.half()
     scales, zeros, codes = scales.contiguous(), zeros.contiguous(), weight.codes.contiguous()
     order = None
@@ -251,9 +251,9 @@ def pack_grouped_bytes(
     padded = -(-inputs // input_multiple) * input_multiple
     minimums = None
     if weight.minimums is None:
-        scales, factors = split_scales(weight.scales)
+        scales, factors = split_scales(weight.scales, weight.factors)
     else:
-        scales, minimums, factors = _split(weight.scales, weight.minimums)
+        scales, minimums, factors = _split(weight.scales, weight.minimums, weight.factors)
         minimums = minimums.contiguous()
     scales, codes = scales.contiguous(), weight.codes.contiguous()
     head = 2 * PANEL * (1 if minimums is None else 2)
@@ -336,9 +336,9 @@ def _quantized(weight: Tensor, known_scales: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def _split(scales: Tensor, minimums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _split(scales: Tensor, minimums: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """As `split_scales`, of both: a power of two for each output serves its scales and minimums."""
-    both, factors = split_scales(torch.cat([scales, minimums], 1))
+    both, factors = split_scales(torch.cat([scales, minimums], 1), factors)
     return both[:, : scales.shape[1]], both[:, scales.shape[1] :], factors
 
 

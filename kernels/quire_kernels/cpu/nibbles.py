@@ -18,7 +18,9 @@ DEFAULT_GROUP = 32
 
 @dataclass(frozen=True, eq=False)
 class NibbleWeight:
-    """A weight [outputs, inputs] of codes: each number is (code - zero) x scale, or code x scale + minimum."""
+    """A weight [outputs, inputs] of codes: each number is (code - zero) x scale, or code x scale + minimum, times a
+    factor.
+    """
 
     codes: Tensor
     """uint8 [outputs, inputs], at most 15; the column of input `order[i]` is i."""
@@ -33,6 +35,8 @@ class NibbleWeight:
     has_minimums: bool = False
     is_e2m1: bool = False
     """Whether each number is E2M1_DOUBLES[code] x scale; `zeros` are 0 then."""
+    factors: Tensor | None = None
+    """float32 [outputs]; None: 1."""
 
     def dense(self) -> Tensor:
         """The numbers, float32 [outputs, inputs]."""
@@ -40,6 +44,7 @@ class NibbleWeight:
         scales, zeros = self.scales[:, groups], self.zeros[:, groups]
         codes = torch.tensor(E2M1_DOUBLES)[self.codes.int()] if self.is_e2m1 else self.codes
         numbers = codes * scales + zeros if self.has_minimums else (codes - zeros) * scales
+        numbers = numbers if self.factors is None else numbers * self.factors[:, None]
         return numbers if self.order is None else numbers[:, self.order.argsort()]
 
     def with_minimums(self) -> "NibbleWeight":
@@ -72,14 +77,14 @@ def quantize_in_nibbles(thread_pool: ThreadPool, weight: Tensor, group: int = DE
     return NibbleWeight(codes, scales, zeros, group)
 
 
-def split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales [outputs, groups] as float16 ones, and a power of two for each output, float32 [outputs], that each is
-    multiplied by.
+def split_scales(scales: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scales [outputs, groups] as float16 ones, and what each output's are multiplied by, float32 [outputs]: a power of
+    two, times `factors` [outputs] if given.
 
     The largest of an output is between 2**14 and 2**15: those down to 2**-28 of it have all bits of float16. An output
     with a scale that is not finite is NaN.
     """
     peaks = scales.abs().amax(1)
     _, exponents = torch.frexp(torch.where(peaks > 0, peaks, torch.ones_like(peaks)))
-    factors = torch.ldexp(torch.ones_like(peaks), exponents - 15).masked_fill(~peaks.isfinite(), torch.nan)
-    return (scales / factors[:, None]).half(), factors
+    powers = torch.ldexp(torch.ones_like(peaks), exponents - 15).masked_fill(~peaks.isfinite(), torch.nan)
+    return (scales / powers[:, None]).half(), powers if factors is None else powers * factors

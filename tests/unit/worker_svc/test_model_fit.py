@@ -36,10 +36,10 @@ from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.weight_format import WeightFormat, format_of
-from worker_svc.model_checks import read_shapes
-from worker_svc.model_fit import check_fits, kept_bytes, read_weight_sizes
+from worker_svc.model_fit import check_fits
 from worker_svc.prepare import convert_gguf
 from worker_svc.settings import WorkerSettings
+from worker_svc.weight_sizes import DecoderSizes, read_decoder_sizes, read_header_sizes
 
 CPU = torch.device("cpu")
 
@@ -59,8 +59,10 @@ def fits(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     ) -> None:
         monkeypatch.setattr(model_fit, "_free", lambda *_: (int(free), "the container (cgroup v2)"))
         settings = read_settings(WorkerSettings, ["--model", str(directory), *args])
-        described = changed or describe(read_config(directory))
-        check_fits(settings, directory, described, CPU, dtype, cache_dtype)
+        described = changed or described_in(directory)
+        kernels = settings.kernels if settings.kernels != "auto" else "compiled"
+        sizes = read_decoder_sizes(directory, described, dtype)
+        check_fits(settings, sizes, kernels, described, CPU, dtype, cache_dtype)
 
     return check
 
@@ -79,30 +81,46 @@ def test_a_stored_copy_of_the_embedding_takes_no_memory(
     save_file(tensors, model / "model.safetensors")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    stored = 4 * sum(tensor.numel() for tensor in tensors.values())  # with both, and without keys and values
     with nullcontext() if does_fit else pytest.raises(OutOfMemory):
-        fits(weights_of(model), "--kernels", kernels, "--num-blocks", "1", "--block-size", "8", directory=model)
+        fits(stored, "--kernels", kernels, "--num-blocks", "1", "--block-size", "8", directory=model)
 
 
-def weights_of(directory: Path, dtype: torch.dtype = torch.float32) -> int:
-    return read_weight_sizes(directory).num_bytes(dtype)
+def described_in(directory: Path) -> ModelDescription:
+    found = describe(read_config(directory))
+    assert isinstance(found, ModelDescription)
+    return found
 
 
-def test_the_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
+def weights_of(directory: Path, quantization: str = "none", kernels: str = "compiled") -> int:
+    """Bytes in float32."""
+    sizes = read_decoder_sizes(directory, described_in(directory), torch.float32)
+    return sizes.num_bytes(torch.float32, quantization, kernels)
+
+
+def test_without_a_description_the_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
     tensors = {
-        "model.embed_tokens.weight": torch.zeros(10, 8, dtype=torch.bfloat16),
-        "model.layers.0.mlp.up_proj.weight": torch.zeros(6, 8),
-        "model.layers.1.mlp.experts.down_proj": torch.zeros(2, 8, 6),
-        "model.norm.weight": torch.zeros(8),
-        "model.layers.0.mlp.down_proj.qweight": torch.zeros(4, 4, dtype=torch.int32),
-        "model.layers.0.self_attn.kv_b_proj.weight": torch.zeros(3, 8),
-        "lm_head.weight": torch.zeros(10, 8),
+        "embeddings.word_embeddings.weight": torch.zeros(10, 8, dtype=torch.bfloat16),
+        "layers.0.mlp.up_proj.weight": torch.zeros(6, 8),
+        "layers.1.mlp.experts.down_proj": torch.zeros(2, 8, 6),
+        "norm.weight": torch.zeros(8),
+        "layers.0.mlp.down_proj.qweight": torch.zeros(4, 4, dtype=torch.int32),
     }
     save_file(tensors, tmp_path / "model.safetensors")
-    sizes = read_weight_sizes(tmp_path)
-    assert (sizes.matrices, sizes.head, sizes.others, sizes.packed_bytes) == (144, 80, 112, 64)
-    assert sizes.num_bytes(torch.float32) == 4 * (144 + 80 + 112) + 64
-    assert sizes.num_bytes(torch.bfloat16, "w8a8") == 144 + 80 + 2 * 112 + 64
-    assert sizes.num_bytes(torch.bfloat16, "w4a16") == 144 // 8 * 5 + 80 + 2 * 112 + 64
+    sizes = read_header_sizes(tmp_path)
+    assert (sizes.matrices, sizes.others, sizes.packed_bytes) == (144, 88, 64)
+    assert sizes.num_weights == 144 + 88
+    assert sizes.num_bytes(torch.float32, "none", "torch") == 4 * (144 + 88) + 64
+    assert sizes.num_bytes(torch.bfloat16, "w8a8", "compiled") == 144 + 2 * 88 + 64
+    assert sizes.num_bytes(torch.bfloat16, "w4a16", "compiled") == 144 // 8 * 5 + 2 * 88 + 64
+
+
+def test_tensors_that_are_not_used_do_not_count(tiny_llama: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(2**20)
+    save_file(tensors, model / "model.safetensors")
+    assert weights_of(model) == weights_of(tiny_llama)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "head of its own"])
@@ -115,18 +133,35 @@ def test_blocks_are_counted_as_they_are_computed(tmp_path: Path, *, tied: bool) 
     gguf = write_tiny_gguf(tmp_path / "tiny.gguf", TinyGguf(stored=stored, tied=tied))
     convert_gguf(gguf, tmp_path, print)
     embedding, layers, norms = 64 * len(TOKENS), 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 96), 5 * 64
-    sizes = read_weight_sizes(tmp_path)
-    assert sizes.packed_bytes == 0
-    assert sizes.num_bytes(torch.bfloat16) == 2 * (embedding * (1 if tied else 2) + layers + norms)
+    sizes = read_decoder_sizes(tmp_path, described_in(tmp_path), torch.bfloat16)
+    of_both = embedding * (1 if tied else 2)
+    assert sizes.num_weights == of_both + layers + norms
+    assert sizes.num_bytes(torch.bfloat16, "none", "torch") == 2 * (of_both + layers + norms)
     held = layers * 5 // 8 + embedding * 17 // 16
-    assert sizes.num_bytes(torch.bfloat16, "w4a8") == 2 * (embedding + norms) + held
-    on_gpu = 2 * (embedding * (1 if tied else 2) + norms) + layers * 5 // 8
-    assert sizes.num_bytes(torch.bfloat16, "w4a16", "cuda") == on_gpu
+    assert sizes.num_bytes(torch.bfloat16, "w4a8", "compiled") == 2 * (embedding + norms) + held
+    assert sizes.num_bytes(torch.bfloat16, "w4a16", "triton") == 2 * (of_both + norms) + layers * 5 // 8
+    without_head = read_decoder_sizes(tmp_path, described_in(tmp_path), torch.bfloat16, has_head=False)
+    assert without_head.num_bytes(torch.bfloat16, "w4a16", "compiled") == 2 * (embedding + norms) + layers * 5 // 8
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 32)])
+def test_packed_weights_are_counted_as_they_are_unpacked(
+    bits: int, group: int, save_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    directory = save_model(LlamaConfig(**WIDE))
+
+    def stored(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        codes = quantize(weight, bits, in_order(weight.shape[1], group), sym=True)
+        return None if layer == "lm_head" else (codes.gptq(layer), codes.dense())
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group}
+    packed = save_quantized(directory, tmp_path / "packed", stored, quantization_config=config)
+    assert weights_of(packed) == weights_of(directory)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"index\.json cannot be read: .*No such file"):
-        read_weight_sizes(tmp_path)
+        read_header_sizes(tmp_path)
     for text, message in (
         ("[]", "must be an object"),
         ("[" * 100_000, "cannot be read: maximum recursion depth"),
@@ -134,15 +169,15 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     ):
         (tmp_path / "model.safetensors.index.json").write_text(text)
         with pytest.raises(UnsupportedModel, match=rf"model\.safetensors\.index\.json {message}"):
-            read_weight_sizes(tmp_path)
+            read_header_sizes(tmp_path)
     names: list[object] = [None, 1, [], "", "..", "/etc/passwd", "model-00001-of-00001.safetensors"]
     for name in names:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
         with pytest.raises(UnsupportedModel, match=re.escape(f"has no weights file {name}")):
-            read_weight_sizes(tmp_path)
+            read_header_sizes(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no header")
     with pytest.raises(UnsupportedModel, match=r"model\.safetensors is damaged or not complete: .*header"):
-        read_weight_sizes(tmp_path)
+        read_header_sizes(tmp_path)
 
 
 def test_a_model_that_fits_is_not_refused(fits: Callable[..., None], tiny_llama: Path) -> None:
@@ -188,7 +223,7 @@ def test_the_model_fits_with_each_way_that_the_refusal_names(
 ) -> None:
     free = share * weights_of(tiny_llama)
     quantization = "int8" if "int8" in args else "none"
-    free *= read_weight_sizes(tiny_llama).num_bytes(torch.float32, quantization) / weights_of(tiny_llama)
+    free *= weights_of(tiny_llama, quantization) / weights_of(tiny_llama)
     with pytest.raises(OutOfMemory) as refused:
         fits(free, *args)
     ways = str(refused.value).partition("What would fit: ")[2].split("; ")
@@ -207,7 +242,7 @@ def test_the_model_fits_with_each_way_that_the_refusal_names(
 def test_weights_in_8_bits_may_have_4_on_a_gpu(
     quantization: str, smaller: str | None, gpu: Callable[..., None], tiny_llama: Path
 ) -> None:
-    free = 0.99 * read_weight_sizes(tiny_llama).num_bytes(torch.float32, quantization, "cuda")
+    free = 0.99 * weights_of(tiny_llama, quantization, "triton")
     with pytest.raises(OutOfMemory) as refused:
         gpu(free, "--num-blocks", "1", "--quantization", quantization, dtype=torch.float32)
     assert (f"QUIRE_QUANTIZATION={smaller} (" in str(refused.value)) == (smaller is not None)
@@ -217,7 +252,7 @@ def test_weights_in_8_bits_may_have_4_on_a_gpu(
 def test_weights_in_8_bits_may_have_4(
     quantization: str, smaller: str | None, fits: Callable[..., None], tiny_llama: Path
 ) -> None:
-    free = 0.99 * read_weight_sizes(tiny_llama).num_bytes(torch.float32, quantization)
+    free = 0.99 * weights_of(tiny_llama, quantization)
     with pytest.raises(OutOfMemory) as refused:
         fits(free, "--num-blocks", "1", "--quantization", quantization)
     assert (f"QUIRE_QUANTIZATION={smaller} (" in str(refused.value)) == (smaller is not None)
@@ -335,8 +370,8 @@ def _assert_counted(directory: Path, quantization: str, rel: float) -> None:
         else:
             matrices += [layer.mlp.gate_up, layer.mlp.down]
     held = built.embedding.nbytes + sum(matrix.panels.nbytes for matrix in matrices)
-    weight_format, names = format_of(directory), read_shapes(directory)
-    counted = kept_bytes(description, weight_format, names, torch.float32, quantization, "compiled")
+    sizes = read_decoder_sizes(directory, description, torch.float32)
+    counted = sizes.num_bytes(torch.float32, quantization, "compiled")
     assert counted == pytest.approx(held, rel=rel)
 
 
@@ -355,7 +390,7 @@ def test_a_gpu_keeps_codes_of_4_bits_with_int8_alone(save_model: Callable[..., P
     gptq = {bits: format_of_gptq(bits, tmp_path / str(bits)) for bits in (4, 8)}
 
     def of_layers(bits: int, quantization: str) -> float:
-        counted = kept_bytes(description, gptq[bits], (), torch.float32, quantization, "triton")
+        counted = DecoderSizes(description, gptq[bits], ()).num_bytes(torch.float32, quantization, "triton")
         return (counted - in_dtype) / numbers["layers"]
 
     assert [of_layers(4, each) for each in ("int8", "w4a16", "w8a8", "fp8")] == [0.625, 0.625, 1, 1]
@@ -372,12 +407,13 @@ def format_of_gptq(bits: int, directory: Path) -> WeightFormat:
 @pytest.fixture
 def gpu(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Checks the model on a GPU that has so many free bytes, with 16 blocks and some settings."""
-    description = describe(read_config(tiny_llama))
+    description = described_in(tiny_llama)
 
     def check(free: float, *args: str, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> None:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(free), 80 * 2**30))
         settings = read_settings(WorkerSettings, ["--model", str(tiny_llama), "--num-blocks", "16", *args])
-        check_fits(settings, tiny_llama, description, torch.device("cuda"), dtype, cache_dtype)
+        sizes = read_decoder_sizes(tiny_llama, description, dtype)
+        check_fits(settings, sizes, "triton", description, torch.device("cuda"), dtype, cache_dtype)
 
     return check
 

@@ -53,6 +53,16 @@ class Fields:
             raise self.refuse(name, _either(sorted(choices)))
         return value.lower()
 
+    def text(self, name: str, default: str) -> str:
+        """A name of any kind, in lower case."""
+        value = self._content.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.refuse(name, "a name")
+        return default if value is None else value.lower()
+
+    def is_list(self, name: str) -> bool:
+        return isinstance(self._content.get(name), list)
+
     def block(self, name: str) -> tuple[int, int] | None:
         """The numbers of outputs and inputs in a block; None: the field is missing."""
         value = self._content.get(name)
@@ -78,6 +88,13 @@ class Fields:
         """The fields of each object in an object."""
         found = Fields(self.mapping(name), f"{self._path}.{name}")
         return [found.object(each) for each in found._content]
+
+    def listed(self, name: str) -> "list[Fields]":
+        """The fields of each object in a list; empty if it is missing."""
+        value = self._content.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
+            raise self.refuse(name, "a list of objects")
+        return [Fields(each, f"{self._path}.{name}[{number}]") for number, each in enumerate(value or [])]
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """An object; empty if it is missing."""

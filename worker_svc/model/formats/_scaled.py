@@ -1,6 +1,7 @@
 """Weights of one code in each byte, with a scale for each block of outputs and inputs: those of FP8 and of int8."""
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from quire_kernels._shapes import SCALED_GROUP
 from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
 from worker_svc.model.weight_format import BlockCodes, GroupCodes, equal_groups
 
+Block: TypeAlias = tuple[int | None, int | None]
+"""Outputs and inputs that have one scale; None: all of them."""
 _MIDDLE = 8  # of the codes in 4 bits
 _SIGN = 0x80  # the bit of codes in 8 bits
 

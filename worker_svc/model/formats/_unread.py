@@ -2,6 +2,7 @@
 
 _OF_ACTIVATIONS = (
     ".input_scale",
+    ".input_scale_ub",
     ".input_zero_point",
     ".input_global_scale",
     ".activation_scale",

@@ -1,12 +1,13 @@
-"""compressed-tensors: codes of 2 to 8 bits, packed or one in each byte, or in float8_e4m3fn; layers may differ.
+"""compressed-tensors: codes of 2 to 8 bits, packed or one in each byte, or in float8_e4m3fn or e2m1; layers may differ.
 
-Source: compressed-tensors 0.20.0, `compressed_tensors/compressors/pack_quantized`, `.../naive_quantized`,
-`compressed_tensors/quantization/lifecycle/forward_helpers.py` (`_dequantize`) and `compressed_tensors/utils/match.py`
-(`match_targets`). The order of activations as groups (`weight_g_idx`) is that of 0.12.2, which later versions dropped.
+Source: compressed-tensors 0.20.0, `compressed_tensors/compressors/pack_quantized`, `.../naive_quantized`, `.../nvfp4`,
+`.../mxfp4`, `.../mxfp8`, `compressed_tensors/quantization/lifecycle/forward_helpers.py` (`_dequantize`) and
+`compressed_tensors/utils/match.py` (`match_targets`). The order of activations as groups (`weight_g_idx`) is that of
+0.12.2, which later versions dropped.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,46 +15,84 @@ import torch
 from torch import Tensor
 
 from worker_svc.errors import UnsupportedModel
+from worker_svc.model.formats._e2m1 import MX_GROUP, NV_GROUP, E2m1Format
 from worker_svc.model.formats._fields import Fields
+from worker_svc.model.formats._float8 import Float8Format
 from worker_svc.model.formats._grouped import SCALE_DTYPES, GroupedWeight, PackedCodes, require_dtype
+from worker_svc.model.formats._layered import DENSE, LayeredFormat
 from worker_svc.model.formats._packing import unpack, words_of
-from worker_svc.model.formats._scaled import ScaledWeight, blocks, num_blocks
+from worker_svc.model.formats._scaled import Block, ScaledWeight, blocks, num_blocks
 from worker_svc.model.formats._unread import UNREAD
-from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.weight_format import StoredWeight
+from worker_svc.model.weight_format import StoredWeight, WeightFormat
 
-_PACKED = "pack-quantized"
+NVFP4 = E2m1Format("weight_packed", NV_GROUP, "weight_global_scale", divides=True)
+MXFP4 = E2m1Format("weight_packed", MX_GROUP)
+_PACKED, _NVFP4, _MXFP4, _MXFP8 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
 _TYPES = {
     _PACKED: ("int",),
     "int-quantized": ("int",),
     "float-quantized": ("float",),
     "naive-quantized": ("int", "float"),
+    _NVFP4: ("float",),
+    _MXFP4: ("float",),
+    _MXFP8: ("float",),
 }
 """Of codes, by the layout in which a group of layers is stored; the first is the default."""
 # The layout of packed codes of 3, 5, 6 and 7 bits differs between versions of the package.
 _PACKED_BITS = (2, 4, 8)
 _IN_BYTES_BITS = range(2, 9)
 _NIBBLE = 4  # bits
+# Strategies of groups that a layout may have.
+_STRATEGIES = {
+    _PACKED: ("channel", "group"),
+    _NVFP4: ("group", "tensor_group"),
+    _MXFP4: ("group",),
+    _MXFP8: ("group",),
+}
+_OF_CODES_IN_BYTES = ("block", "channel", "group", "tensor")
+_IN_FIXED_GROUPS: Mapping[str, tuple[WeightFormat, int]] = {
+    _NVFP4: (NVFP4, NV_GROUP),
+    _MXFP4: (MXFP4, MX_GROUP),
+    _MXFP8: (Float8Format((1, MX_GROUP)), MX_GROUP),
+}
+"""The format of a layout, and how many inputs have one scale."""
 _MIXED = "mixed-precision"
 _REGEX = "re:"
 _LINEAR = "Linear"
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerScheme:
-    """How the weights of a group of layers are quantized."""
+class _CodesFormat:
+    """A `WeightFormat` of two to five tensors for each layer: of codes of 2 to 8 bits."""
 
     is_packed: bool
     is_float: bool
     bits: int
     symmetric: bool
     strategy: str
-    block: tuple[int | None, int | None]
-    """Outputs and inputs that have one scale; None: all of them."""
+    block: Block
     in_act_order: bool
     """Whether the group of each input is stored."""
 
-    def shapes(self, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    def read_as(self, name: str) -> str | None:
+        return None if name.endswith(UNREAD) else name
+
+    def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
+        return {f"{layer}.{name}": shape for name, shape in self._shapes(outputs, inputs).items()}
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
+        scales = tensors[f"{layer}.weight_scale"]
+        require_dtype(f"{layer}.weight_scale", scales, *SCALE_DTYPES)
+        read = _packed_weight if self.is_packed else _weight_in_bytes
+        return read(layer, self, tensors, scales)
+
+    def group_bits(self, layer: str) -> int | None:
+        if self.is_float:
+            return None
+        in_groups = self.strategy == "group" and self.block[1] is not None
+        return self.bits if in_groups or self.bits <= _NIBBLE else None
+
+    def _shapes(self, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
         """The shapes of a layer's tensors, by the last parts of their names."""
         rows, columns = num_blocks(outputs, self.block[0]), num_blocks(inputs, self.block[1])
         shapes: dict[str, tuple[int, ...]] = {}
@@ -71,52 +110,7 @@ class _LayerScheme:
         return shapes
 
 
-class CompressedTensorsFormat:
-    """A `WeightFormat` of two to five tensors for each layer: its scheme says which."""
-
-    def __init__(self, schemes: Mapping[str, _LayerScheme]) -> None:
-        """Schemes by target: the name of a layer, a regular expression of names after `re:`, or a class of layers."""
-        self._layers = {target: scheme for target, scheme in schemes.items() if not target.startswith(_REGEX)}
-        # The package that writes these models tries patterns in this order, whatever that of the groups.
-        self._patterns = [
-            (_compiled(target), schemes[target]) for target in sorted(schemes) if target.startswith(_REGEX)
-        ]
-        self._dense = DenseFormat()
-
-    def read_as(self, name: str) -> str | None:
-        return None if name.endswith(UNREAD) else name
-
-    def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
-        scheme = self._scheme_of(layer)
-        if scheme is None:
-            return self._dense.tensors(layer, outputs, inputs)
-        return {f"{layer}.{name}": shape for name, shape in scheme.shapes(outputs, inputs).items()}
-
-    def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
-        scheme = self._scheme_of(layer)
-        if scheme is None:
-            return self._dense.weight(layer, tensors)
-        scales = tensors[f"{layer}.weight_scale"]
-        require_dtype(f"{layer}.weight_scale", scales, *SCALE_DTYPES)
-        read = _packed_weight if scheme.is_packed else _weight_in_bytes
-        return read(layer, scheme, tensors, scales)
-
-    def group_bits(self, layer: str) -> int | None:
-        scheme = self._scheme_of(layer)
-        if scheme is None or scheme.is_float:
-            return None
-        in_groups = scheme.strategy == "group" and scheme.block[1] is not None
-        return scheme.bits if in_groups or scheme.bits <= _NIBBLE else None
-
-    def _scheme_of(self, layer: str) -> _LayerScheme | None:
-        """None: no group has the layer."""
-        if (scheme := self._layers.get(layer)) is not None:
-            return scheme
-        of_patterns = (scheme for pattern, scheme in self._patterns if pattern.match(layer))
-        return next(of_patterns, self._layers.get(_LINEAR))
-
-
-def _packed_weight(layer: str, scheme: _LayerScheme, tensors: Mapping[str, Tensor], scales: Tensor) -> GroupedWeight:
+def _packed_weight(layer: str, scheme: _CodesFormat, tensors: Mapping[str, Tensor], scales: Tensor) -> GroupedWeight:
     words, shape = tensors[f"{layer}.weight_packed"], tensors[f"{layer}.weight_shape"]
     require_dtype(f"{layer}.weight_packed", words, torch.int32)
     require_dtype(f"{layer}.weight_shape", shape, torch.int32, torch.int64)
@@ -137,7 +131,7 @@ def _packed_weight(layer: str, scheme: _LayerScheme, tensors: Mapping[str, Tenso
     return GroupedWeight(PackedCodes(words.t(), bits, 0, None, 0, inputs), zeros, scales.t(), groups)
 
 
-def _weight_in_bytes(layer: str, scheme: _LayerScheme, tensors: Mapping[str, Tensor], scales: Tensor) -> ScaledWeight:
+def _weight_in_bytes(layer: str, scheme: _CodesFormat, tensors: Mapping[str, Tensor], scales: Tensor) -> ScaledWeight:
     codes = tensors[f"{layer}.weight"]
     require_dtype(f"{layer}.weight", codes, torch.float8_e4m3fn if scheme.is_float else torch.int8)
     outputs, inputs = codes.shape
@@ -151,7 +145,7 @@ def _weight_in_bytes(layer: str, scheme: _LayerScheme, tensors: Mapping[str, Ten
     return ScaledWeight(codes, scales.view(rows, -1), zeros, blocks(outputs, scheme.block[0]), columns)
 
 
-def _columns(layer: str, scheme: _LayerScheme, tensors: Mapping[str, Tensor], inputs: int) -> Tensor:
+def _columns(layer: str, scheme: _CodesFormat, tensors: Mapping[str, Tensor], inputs: int) -> Tensor:
     """int64 [inputs]: the column of each input's scale."""
     size = scheme.block[1]
     if scheme.strategy == "group" and inputs % (size or inputs):
@@ -168,7 +162,7 @@ def _columns(layer: str, scheme: _LayerScheme, tensors: Mapping[str, Tensor], in
     return groups.long()
 
 
-def _make(quantization: Mapping[str, Any]) -> CompressedTensorsFormat:
+def _make(quantization: Mapping[str, Any]) -> LayeredFormat:
     fields = Fields(quantization)
     layout = fields.word("format", (*_TYPES, _MIXED), _MIXED)
     fields.object("sparsity_config").word("format", ("dense",), "dense")
@@ -178,39 +172,54 @@ def _make(quantization: Mapping[str, Any]) -> CompressedTensorsFormat:
         raise fields.refuse("moe_sparsity_config", "null: layers with other numbers of experts are not computed")
     # The tensors themselves say which layers are quantized.
     fields.names("ignore")
-    schemes: dict[str, _LayerScheme] = {}
+    formats: dict[str, WeightFormat] = {}
     for group in fields.objects("config_groups"):
-        scheme = _scheme(group, layout)
+        found = _format_of(group, layout)
         targets = group.names("targets")
-        if scheme is not None:
-            schemes |= dict.fromkeys(targets, scheme)
-    return CompressedTensorsFormat(schemes)
+        if found is not None:
+            formats |= dict.fromkeys(targets, found)
+    # The package that writes these models tries patterns in this order, whatever that of the groups.
+    patterns = [(_compiled(target), formats[target]) for target in sorted(formats) if target.startswith(_REGEX)]
+    layers = {target: found for target, found in formats.items() if not target.startswith(_REGEX)}
+    return LayeredFormat(formats.get(_LINEAR, DENSE), layers, patterns)
 
 
-def _scheme(group: Fields, model_layout: str) -> _LayerScheme | None:
-    """How a group's weights are quantized; None: they are not."""
+def _format_of(group: Fields, model_layout: str) -> WeightFormat | None:
+    """The format of a group's weights; None: they are not quantized."""
     if not group.has("weights"):
         return None
     layout = group.word("format", tuple(_TYPES), model_layout)
     if layout == _MIXED:
         raise group.refuse("format", f"{', '.join(_TYPES)}, since the model's format names none for all groups")
     weights = group.object("weights")
-    is_packed = layout == _PACKED
     is_float = weights.word("type", _TYPES[layout], _TYPES[layout][0]) == "float"
-    bits = weights.one_of((8,) if is_float else _PACKED_BITS if is_packed else _IN_BYTES_BITS, "num_bits")
+    bits = weights.one_of(_bits(layout, is_float=is_float), "num_bits")
     symmetric = weights.boolean("symmetric", default=True)
     if is_float and not symmetric:
-        raise weights.refuse("symmetric", "true: codes in FP8 have no zero point")
+        raise weights.refuse("symmetric", "true: codes of floating-point numbers have no zero point")
     if weights.boolean("dynamic", default=False):
         raise weights.refuse("dynamic", "false: scales of weights are stored")
-    strategies = ("channel", "group") if is_packed else ("block", "channel", "group", "tensor")
+    strategies = _STRATEGIES.get(layout, _OF_CODES_IN_BYTES)
     strategy = weights.word("strategy", strategies, "group" if weights.has("group_size") else "tensor")
+    if layout in _IN_FIXED_GROUPS:
+        found, size = _IN_FIXED_GROUPS[layout]
+        weights.one_of((size,), "group_size")
+        return found
     actorder = weights.word("actorder", ("dynamic", "group", "static", "weight"), "weight")
     in_act_order = strategy == "group" and actorder in ("dynamic", "group")
-    return _LayerScheme(is_packed, is_float, bits, symmetric, strategy, _block(weights, strategy), in_act_order)
+    return _CodesFormat(layout == _PACKED, is_float, bits, symmetric, strategy, _block(weights, strategy), in_act_order)
 
 
-def _block(weights: Fields, strategy: str) -> tuple[int | None, int | None]:
+def _bits(layout: str, *, is_float: bool) -> Collection[int]:
+    """Those of a code."""
+    if layout in (_NVFP4, _MXFP4):
+        return (_NIBBLE,)
+    if is_float:
+        return (8,)
+    return _PACKED_BITS if layout == _PACKED else _IN_BYTES_BITS
+
+
+def _block(weights: Fields, strategy: str) -> Block:
     """Outputs and inputs that have one scale."""
     if strategy == "tensor":
         return None, None

@@ -15,6 +15,10 @@ class DenseWeight:
 
     tensor: Tensor
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
     def outputs(self, start: int, stop: int) -> "DenseWeight":
         return DenseWeight(self.tensor[start:stop])
 

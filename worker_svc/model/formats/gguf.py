@@ -16,7 +16,7 @@ from worker_svc.model.formats._fields import Fields
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES, BlockType
 from worker_svc.model.formats._grouped import require_dtype
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.weight_format import BlockCodes, StoredWeight
+from worker_svc.model.weight_format import BlockCodes, BlockForm, StoredWeight
 
 METHOD = "gguf"
 BLOCKS = ".blocks"
@@ -90,12 +90,9 @@ class GgufFormat:
     def read_as(self, name: str) -> str | None:
         return name
 
-    def has_blocks(self, layer: str) -> bool:
-        return layer in self._types
-
-    def type_of(self, layer: str) -> BlockType:
-        """The type of a layer that is stored in blocks."""
-        return self._types[layer]
+    def block_form(self, layer: str) -> BlockForm | None:
+        found = self._types.get(layer)
+        return None if found is None else BlockForm(found.bits, found.group)
 
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
         if layer not in self._types:

@@ -6,7 +6,7 @@ gptq_v2 and `dynamic` are those of GPTQModel.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,50 +20,46 @@ from worker_svc.model.formats._grouped import (
     PackedCodes,
     require_dtype,
 )
+from worker_svc.model.formats._layered import LayeredFormat
 from worker_svc.model.formats._packing import codes_in_words, unpack, words_of
 
 _BITS = (2, 3, 4, 8)
 _LAYOUTS = ("gptq", "gptq_v2")
+_GROUPS_ENDING = ".g_idx"
 
 
 @dataclass(frozen=True, slots=True)
-class _Scheme:
-    """How a layer is quantized."""
-
-    bits: int
-    group_size: int | None
-
-
 class GptqFormat:
     """A `WeightFormat` of four tensors for each layer: `qweight`, `qzeros`, `scales`, `g_idx`."""
 
-    def __init__(self, scheme: _Scheme, dynamic: list[tuple[re.Pattern[str], _Scheme]], zero_offset: int) -> None:
-        """`dynamic` are other schemes of layers whose names begin as a pattern says; `zero_offset` is added to stored
-        zero points.
-        """
-        self._scheme, self._dynamic, self._zero_offset = scheme, dynamic, zero_offset
+    bits: int
+    group_size: int | None
+    """Of inputs; None: all inputs are one group."""
+    zero_offset: int
+    """What is added to stored zero points."""
+    is_ordered: bool = False
+    """Whether groups are of neighbouring inputs: `g_idx` is not read."""
 
     def read_as(self, name: str) -> str | None:
-        return name
+        return None if self.is_ordered and name.endswith(_GROUPS_ENDING) else name
 
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
-        scheme = self._scheme_of(layer)
-        groups = 1 if scheme.group_size is None else -(-inputs // scheme.group_size)
-        return {
-            f"{layer}.qweight": (words_of(inputs, scheme.bits), outputs),
-            f"{layer}.qzeros": (groups, words_of(outputs, scheme.bits)),
+        groups = -(-inputs // (self.group_size or inputs))
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{layer}.qweight": (words_of(inputs, self.bits), outputs),
+            f"{layer}.qzeros": (groups, words_of(outputs, self.bits)),
             f"{layer}.scales": (groups, outputs),
-            f"{layer}.g_idx": (inputs,),
         }
+        return shapes if self.is_ordered else shapes | {f"{layer}{_GROUPS_ENDING}": (inputs,)}
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> GroupedWeight:
-        words, zeros, scales, groups = (tensors[f"{layer}.{name}"] for name in ("qweight", "qzeros", "scales", "g_idx"))
+        words, zeros, scales = (tensors[f"{layer}.{name}"] for name in ("qweight", "qzeros", "scales"))
         require_dtype(f"{layer}.qweight", words, torch.int32)
         require_dtype(f"{layer}.qzeros", zeros, torch.int32)
         require_dtype(f"{layer}.scales", scales, *SCALE_DTYPES)
-        require_dtype(f"{layer}.g_idx", groups, torch.int32, torch.int64)
-        bits = self._scheme_of(layer).bits
-        outputs, inputs, size = scales.shape[1], len(groups), codes_in_words(bits)
+        bits, size = self.bits, codes_in_words(self.bits)
+        groups = self._groups(layer, tensors, len(words) * 32 // bits)
+        outputs, inputs = scales.shape[1], len(groups)
         if outputs % size or inputs % size:
             raise UnsupportedModel(
                 f"{layer}: GPTQ stores weights in {bits} bits of a multiple of {size} outputs and inputs, not of "
@@ -75,18 +71,22 @@ class GptqFormat:
                 f"the tensor {layer}.g_idx must have groups from 0 to {len(scales) - 1}, not from {first} to {last}"
             )
         # A code has no room for the zero point -1: 0 is stored as the largest code.
-        points = unpack(zeros, bits, 1).add_(self._zero_offset).bitwise_and_((1 << bits) - 1)
+        points = unpack(zeros, bits, 1).add_(self.zero_offset).bitwise_and_((1 << bits) - 1)
         return GroupedWeight(PackedCodes.whole(words, bits, 0), points, scales, groups.long())
 
+    def _groups(self, layer: str, tensors: Mapping[str, Tensor], inputs: int) -> Tensor:
+        """The group of each input."""
+        if self.is_ordered:
+            return torch.arange(inputs) // (self.group_size or inputs)
+        groups = tensors[f"{layer}{_GROUPS_ENDING}"]
+        require_dtype(f"{layer}{_GROUPS_ENDING}", groups, torch.int32, torch.int64)
+        return groups
+
     def group_bits(self, layer: str) -> int | None:
-        scheme = self._scheme_of(layer)
-        return None if scheme.bits == 8 and scheme.group_size is None else scheme.bits
-
-    def _scheme_of(self, layer: str) -> _Scheme:
-        return next((scheme for pattern, scheme in self._dynamic if pattern.match(layer)), self._scheme)
+        return None if self.bits == 8 and self.group_size is None else self.bits
 
 
-def _make(quantization: Mapping[str, Any]) -> GptqFormat:
+def _make(quantization: Mapping[str, Any]) -> LayeredFormat:
     fields = Fields(quantization)
     layout = fields.word("format", _LAYOUTS, "gptq")
     named = fields.word("checkpoint_format", _LAYOUTS, layout)
@@ -102,13 +102,14 @@ def _make(quantization: Mapping[str, Any]) -> GptqFormat:
     for name in ("sym", "desc_act", "static_groups", "lm_head"):
         fields.boolean(name, default=False)
     fields.names("modules_in_block_to_quantize")
-    scheme = _Scheme(fields.one_of(_BITS, "bits"), fields.group_size("group_size"))
-    return GptqFormat(scheme, _dynamic(fields, scheme), zero_offset=1 if named == "gptq" else 0)
+    bits, group_size = fields.one_of(_BITS, "bits"), fields.group_size("group_size")
+    default = GptqFormat(bits, group_size, zero_offset=1 if named == "gptq" else 0)
+    return LayeredFormat(default, {}, _dynamic(fields, default))
 
 
-def _dynamic(fields: Fields, default: _Scheme) -> list[tuple[re.Pattern[str], _Scheme]]:
-    """The schemes of `dynamic`, by pattern, in order. Those of layers that it excludes (`-:`) are never used."""
-    schemes = []
+def _dynamic(fields: Fields, default: GptqFormat) -> list[tuple[re.Pattern[str], GptqFormat]]:
+    """The formats of `dynamic`, by pattern, in order. Those of layers that it excludes (`-:`) are never used."""
+    formats = []
     for key, overrides in fields.mapping("dynamic").items():
         try:
             pattern = re.compile(key.removeprefix("-:").removeprefix("+:"))
@@ -119,8 +120,8 @@ def _dynamic(fields: Fields, default: _Scheme) -> list[tuple[re.Pattern[str], _S
         other = Fields(overrides, f"quantization_config.dynamic[{key!r}]")
         bits = other.one_of(_BITS, "bits") if other.has("bits") else default.bits
         group_size = other.group_size("group_size") if other.has("group_size") else default.group_size
-        schemes.append((pattern, _Scheme(bits, group_size)))
-    return schemes
+        formats.append((pattern, replace(default, bits=bits, group_size=group_size)))
+    return formats
 
 
 FORMAT = _make

@@ -258,9 +258,9 @@ def test_it_is_what_the_package_compresses_and_decompresses(layout: str, fields:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "sparse-24-bitmask"}, "format: must be float-quantized, int-quantized, mixed-precision, naive-"),
+        ({"format": "sparse-24-bitmask"}, "format: must be float-quantized, int-quantized, mixed-precision, mxfp4-"),
         ({"format": "marlin-24"}, "format: must be float-quantized, "),
-        ({"format": "nvfp4-pack-quantized"}, "format: must be float-quantized, "),
+        ({"format": "mxfp6-pack-quantized"}, "format: must be float-quantized, "),
         ({"format": "mixed-precision"}, "config_groups.group_0.format: must be pack-quantized, int-quantized"),
         ({"sparsity_config": {"format": "sparse-bitmask"}}, "sparsity_config.format: must be dense, not 'sparse-"),
         ({"sparsity_config": []}, "sparsity_config: must be an object, not []"),
@@ -271,7 +271,7 @@ def test_it_is_what_the_package_compresses_and_decompresses(layout: str, fields:
         ({"config_groups": {"W4A16": ["Linear"]}}, "config_groups.W4A16: must be an object, not ['Linear']"),
         ({"config_groups": {"a": _group(_ints(4, 32), "re:(")}}, "config_groups: the target 're:(' is no regular expr"),
         ({"config_groups": {"a": {"targets": "Linear"}}}, "config_groups.a.targets: must be a list of names"),
-        ({"config_groups": {"a": _group(_ints(4, 32), format="mxfp4-pack-quantized")}}, "config_groups.a.format: must"),
+        ({"config_groups": {"a": _group(_ints(4, 32), format="mxfp6-pack-quantized")}}, "config_groups.a.format: must"),
     ],
     ids=str,
 )

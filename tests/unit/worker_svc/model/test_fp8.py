@@ -68,7 +68,7 @@ def test_a_model_computes_what_its_codes_mean(
 
 
 @pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv"])
-@pytest.mark.parametrize("dims", [0, 1])
+@pytest.mark.parametrize("dims", [0, 1, 2])
 def test_a_scale_for_a_whole_weight(
     name: str, dims: int, save_model: Save, reference: Reference, tmp_path: Path
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_scale_for_a_whole_weight(
         if layer == "lm_head":
             return None
         made = quantize_fp8(weight, None)
-        scale = made.scales.view(1) if dims else made.scales[0, 0].clone()
+        scale = made.scales.view((1,) * dims).clone()
         more = {f"{layer}.input_scale": torch.ones(()), f"{layer}.activation_scale": torch.ones(())}
         if layer.endswith(("k_proj", "v_proj")):
             more[f"{layer}.{layer[-6]}_scale"] = torch.ones(())
@@ -120,8 +120,6 @@ def test_any_part_of_any_weight_is_what_its_codes_mean(
     stored = _tensors("layer", made, "weight_scale")
     weight_format = FORMAT(_config(block))
     shapes = weight_format.tensors("layer", outputs, inputs)
-    if block is None:
-        stored["layer.weight_scale"] = made.scales.view(1)
     assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == shapes
     # In float32, whatever the dtype of the scales.
     expected = Fp8Weight(made.codes, made.scales.float(), made.block).dense()
@@ -205,7 +203,7 @@ def test_a_field_that_is_not_supported_is_named(change: dict[str, Any], message:
     [
         ("weight", torch.float8_e5m2, "layer.weight is float8_e5m2, not float8_e4m3fn"),
         ("weight", torch.bfloat16, "layer.weight is bfloat16, not float8_e4m3fn"),
-        ("weight_scale", torch.uint8, "layer.weight_scale is uint8, not float16 or bfloat16 or float32 or float8_e8m0"),
+        ("weight_scale", torch.int8, "layer.weight_scale is int8, not float16 or bfloat16 or float32 or float8_e8m0"),
     ],
 )
 def test_tensors_that_do_not_match_are_named(name: str, dtype: torch.dtype, message: str) -> None:

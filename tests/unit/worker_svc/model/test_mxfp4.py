@@ -26,14 +26,14 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
-from worker_svc.model.description import ComputedFormat, DecoderLayer, LinearLayer
+from worker_svc.model.description import ComputedFormat, DecoderLayer, LinearLayer, ModelDescription
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.formats.mxfp4 import FORMAT
 from worker_svc.model.weight_format import StridedWeight, block_codes
 from worker_svc.model_checks import read_model
-from worker_svc.model_fit import read_weight_sizes
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import SamplingParams
+from worker_svc.weight_sizes import read_decoder_sizes
 
 Save = Callable[..., Path]
 Reference = Callable[..., list[list[int]]]
@@ -145,11 +145,16 @@ def test_the_triton_kernels_keep_the_same_numbers(directories: tuple[Path, Path]
 
 
 def test_memory_is_that_of_unpacked_experts_where_their_codes_are_not_kept(directories: tuple[Path, Path]) -> None:
-    packed, dense = map(read_weight_sizes, directories)
-    assert packed.num_bytes(torch.bfloat16) == dense.num_bytes(torch.bfloat16)
-    rounded = packed.num_bytes(torch.bfloat16, "int8")
-    assert packed.block_bytes == 0.625 * packed.block_numbers
-    assert dense.num_bytes(torch.bfloat16, "int8") - rounded == 0.375 * packed.block_numbers
+    described = describe(read_config(directories[0]))
+    assert isinstance(described, ModelDescription)
+    packed, dense = (read_decoder_sizes(directory, described, torch.bfloat16) for directory in directories)
+
+    in_packed, in_dense = (each.num_bytes(torch.bfloat16, "none", "compiled") for each in (packed, dense))
+    assert in_packed == in_dense
+    in_packed, in_dense = (each.num_bytes(torch.bfloat16, "int8", "compiled") for each in (packed, dense))
+    experts = load_file(directories[1] / "model.safetensors").items()
+    numbers = sum(tensor.numel() for name, tensor in experts if name.endswith(("gate_up_proj", "down_proj")))
+    assert in_dense - in_packed == 0.375 * numbers
 
 
 def _weight(outputs: int = 6, groups: int = 3) -> tuple[Any, Tensor]:
