@@ -179,7 +179,7 @@ def _whole(form: BlockForm | None) -> BlockForm | None:
 
 def _takes_e2m1(quantization: str, kernels: str) -> bool:
     """Whether products keep codes of e2m1 in 4 bits."""
-    return kernels == "compiled" and not MATRIX_FORMATS[quantization].takes_codes
+    return kernels == "triton" or (kernels == "compiled" and not MATRIX_FORMATS[quantization].takes_codes)
 
 
 def _keeps_nibbles(quantization: str, kernels: str) -> bool:

@@ -1,6 +1,7 @@
 """Calls of the kernels of quantized weights: rows in codes, and products in 8 and 4 bits."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,12 +20,43 @@ from quire_kernels.weight_only_matrix import WeightOnlyMatrix, num_words
 
 _CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": RowCoding(FP8, SCALED_GROUP)}
 _FEW_ROWS, _MEDIUM_ROWS = 8, 32
-# Bits, inputs of a group, and whether groups have minimums
-_WEIGHTS = ((8, None, False), (8, 32, False), (4, 128, False), (4, 32, False), (4, 32, True))
 
 
-def _how(bits: int, group: int | None, *, minimums: bool) -> str:
-    return f"{bits} bits{'' if group is None else f', groups of {group}'}{' with minimums' if minimums else ''}"
+@dataclass(frozen=True)
+class _Weights:
+    """The form of a weight in codes."""
+
+    bits: int
+    group: int | None
+    """Inputs that have one scale; None: all."""
+    has_minimums: bool = False
+    is_e2m1: bool = False
+
+    def __str__(self) -> str:
+        codes = f"{self.bits} bits{' of e2m1' if self.is_e2m1 else ''}"
+        groups = "" if self.group is None else f", groups of {self.group}"
+        return f"{codes}{groups}{' with minimums' if self.has_minimums else ''}"
+
+    def of(self, inputs: int, outputs: int, *experts: int) -> WeightOnlyMatrix:
+        words = empty(*experts, outputs, num_words(inputs, self.bits), dtype=torch.int32)
+        factors = empty(*experts, outputs, dtype=FP32)
+        if self.group is None:
+            return WeightOnlyMatrix(words, self.bits, inputs, factors)
+        pairs, minimums = empty(*experts, -(-inputs // self.group), outputs, dtype=torch.int32), None
+        if self.has_minimums:
+            minimums = factors
+        return WeightOnlyMatrix(words, self.bits, inputs, factors, self.group, pairs, minimums, self.is_e2m1)
+
+
+_MXFP4, _NVFP4 = _Weights(4, 32, is_e2m1=True), _Weights(4, 16, is_e2m1=True)
+_WEIGHTS = (
+    _Weights(8, None),
+    _Weights(8, 32),
+    _Weights(4, 128),
+    _Weights(4, 32),
+    _Weights(4, 32, has_minimums=True),
+    _MXFP4,
+)
 
 
 def _norm(width: int, coding: RowCoding) -> None:
@@ -66,20 +98,10 @@ def _scaled(inputs: int, outputs: int, coding: RowCoding, num_rows: int, dtype: 
     scaled_linear(rows, matrix, None, dtype)
 
 
-def _weight_only(
-    inputs: int, outputs: int, bits: int, group: int | None, num_rows: int, dtype: torch.dtype, *, minimums: bool
-) -> None:
-    rows, weight = empty(num_rows, inputs, dtype=dtype), _only(inputs, outputs, bits, group, minimums=minimums)
+def _weight_only(inputs: int, outputs: int, weights: _Weights, num_rows: int, dtype: torch.dtype) -> None:
+    rows, weight = empty(num_rows, inputs, dtype=dtype), weights.of(inputs, outputs)
     # Otherwise torch multiplies many rows.
     weight_only_linear(rows, weight, deterministic=num_rows > _MEDIUM_ROWS)
-
-
-def _only(inputs: int, outputs: int, bits: int, group: int | None, *, minimums: bool = False) -> WeightOnlyMatrix:
-    words, factors = empty(outputs, num_words(inputs, bits), dtype=torch.int32), empty(outputs, dtype=FP32)
-    if group is None:
-        return WeightOnlyMatrix(words, bits, inputs, factors)
-    pairs = empty(-(-inputs // group), outputs, dtype=torch.int32)
-    return WeightOnlyMatrix(words, bits, inputs, factors, group, pairs, factors if minimums else None)
 
 
 def _product_cases() -> Iterator[Case]:
@@ -92,35 +114,45 @@ def _product_cases() -> Iterator[Case]:
                     partial(_scaled, inputs, outputs, coding, num_rows, dtype),
                     needs_fp8=coding.dtype == FP8,
                 )
-        for bits, group, minimums in _WEIGHTS:
-            how = _how(bits, group, minimums=minimums)
+        for weights in _WEIGHTS:
             for inputs, outputs, dtype in ((4096, 6144, BF16), (576, 960, BF16), (4096, 6144, FP32)):
                 yield Case(
-                    f"product of weights in {how}: {inputs} to {outputs}, {rows}, {DTYPE_NAMES[dtype]}",
-                    partial(_weight_only, inputs, outputs, bits, group, num_rows, dtype, minimums=minimums),
+                    f"product of weights in {weights}: {inputs} to {outputs}, {rows}, {DTYPE_NAMES[dtype]}",
+                    partial(_weight_only, inputs, outputs, weights, num_rows, dtype),
                     dtype,
                 )
-        for bits in (8, 4):
+        for name, weights in (
+            ("8 bits, groups of 16", _Weights(8, 16)),
+            ("4 bits, groups of 16", _Weights(4, 16, has_minimums=True)),
+            (str(_NVFP4), _NVFP4),
+        ):
             yield Case(
-                f"product of weights in {bits} bits, groups of 16: 4096 to 6144, {rows}, bf16",
-                partial(_weight_only, 4096, 6144, bits, 16, num_rows, BF16, minimums=bits == 4),
+                f"product of weights in {name}: 4096 to 6144, {rows}, bf16",
+                partial(_weight_only, 4096, 6144, weights, num_rows, BF16),
             )
 
 
 def _medium_cases() -> Iterator[Case]:
-    for bits, group, minimums in _WEIGHTS:
+    for weights in _WEIGHTS:
         yield Case(
-            f"product of weights in {_how(bits, group, minimums=minimums)}: 4096 to 6144, {_MEDIUM_ROWS} rows, bf16",
-            partial(_weight_only, 4096, 6144, bits, group, _MEDIUM_ROWS, BF16, minimums=minimums),
+            f"product of weights in {weights}: 4096 to 6144, {_MEDIUM_ROWS} rows, bf16",
+            partial(_weight_only, 4096, 6144, weights, _MEDIUM_ROWS, BF16),
         )
 
 
 def _dequantize_cases() -> Iterator[Case]:
-    for bits, group, minimums in ((8, None, False), (8, 32, True), (4, 32, False), (4, 128, False), (4, 16, True)):
-        weight = _only(4096, 6144, bits, group, minimums=minimums)
+    for weights in (
+        _Weights(8, None),
+        _Weights(8, 32, has_minimums=True),
+        _Weights(4, 32),
+        _Weights(4, 128),
+        _Weights(4, 16, has_minimums=True),
+        _MXFP4,
+        _NVFP4,
+    ):
         yield Case(
-            f"numbers of weights in {_how(bits, group, minimums=minimums)}: 4096 to 6144, bf16",
-            partial(dequantize_weight, weight, BF16),
+            f"numbers of weights in {weights}: 4096 to 6144, bf16",
+            partial(dequantize_weight, weights.of(4096, 6144), BF16),
         )
 
 
@@ -129,25 +161,20 @@ def _experts(num_tokens: int, quantization: str) -> None:
     num_experts, hidden, width, num_rows = 128, 2048, 2 * 768, num_tokens * 8
     tile_rows = choose_tile_rows(num_rows, num_experts, BF16, deterministic=False)
     groups = group_by_expert(empty(num_tokens, 8, dtype=torch.int32), num_experts, tile_rows)
-    scales = empty(num_experts, width, dtype=FP32)
     if quantization in ("w8a8", "fp8"):
         dtype = INT8 if quantization == "w8a8" else FP8
         rows = CodedRows(empty(num_tokens, hidden, dtype=dtype), empty(num_tokens, 1, dtype=FP32))
-        matrix = CodedMatrix(empty(num_experts, width, hidden, dtype=dtype), scales[:, None])
+        scales = empty(num_experts, 1, width, dtype=FP32)
+        matrix = CodedMatrix(empty(num_experts, width, hidden, dtype=dtype), scales)
         grouped_scaled_linear(rows, matrix, groups, num_rows, BF16)
         return
-    bits = 4 if quantization == "w4a16" else 8
-    words = empty(num_experts, width, num_words(hidden, bits), dtype=torch.int32)
-    only = WeightOnlyMatrix(words, bits, hidden, scales)
-    if quantization == "w4a16":
-        only = WeightOnlyMatrix(
-            words, bits, hidden, scales, 32, empty(num_experts, hidden // 32, width, dtype=torch.int32)
-        )
+    weights = {"int8": _Weights(8, None), "w4a16": _Weights(4, 32), "MXFP4": _MXFP4}[quantization]
+    only = weights.of(hidden, width, num_experts)
     grouped_weight_only_linear(empty(num_tokens, hidden), only, groups, num_rows)
 
 
 def _expert_cases() -> Iterator[Case]:
-    for quantization in ("int8", "w8a8", "w4a16", "fp8"):
+    for quantization in ("int8", "w8a8", "w4a16", "fp8", "MXFP4"):
         for num_tokens in (8, 512):
             yield Case(
                 f"128 experts in {quantization}, 8 chosen: {num_tokens} tokens, bf16",

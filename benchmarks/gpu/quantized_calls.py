@@ -1,6 +1,7 @@
 """Calls of the ops of quantized weights: rows in codes, and products in 8 and 4 bits, also of experts."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -80,30 +81,28 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
             lambda coding=coding: product(coding),  # type: ignore[misc]
         )
 
-    def weight_only(bits: int, group: int | None) -> Arguments:
+    def weight_only(bits: int, group: int | None, *, is_e2m1: bool = False) -> Arguments:
         inputs = size.normal(size.num_tokens, width)
         words = pack_codes(size.ints(2**bits, outputs, width), bits)
         if group is None:
             return (inputs, WeightOnlyMatrix(words, bits, width, torch.rand(outputs).to(size.device) / 127)), {}
         shape = width // group, outputs
         scales = GroupScales(torch.rand(shape).to(size.device, torch.float16), torch.ones(outputs).to(size.device))
-        zeros = size.ints(16, *shape, dtype=torch.float16) if bits == 4 else None
+        zeros = size.ints(16, *shape, dtype=torch.float16) if bits == 4 and not is_e2m1 else None
         minimums = None if bits == 4 else scales
-        matrix = WeightOnlyMatrix.in_groups(words, bits, width, group, scales, zeros, minimums)
+        matrix = WeightOnlyMatrix.in_groups(words, bits, width, group, scales, zeros, minimums, is_e2m1=is_e2m1)
         return (inputs, matrix, size.normal(outputs)), {}
 
-    for bits, group in ((8, None), (8, 32), (4, 32), (4, 128)):
+    integers = ((8, None, False), (8, 32, False), (4, 32, False), (4, 128, False))
+    for bits, group, is_e2m1 in (*integers, (4, 32, True), (4, 16, True)):
+        how = f"{bits} bits{' of e2m1' if is_e2m1 else ''}{'' if group is None else f', groups of {group}'}"
+        made = partial(weight_only, bits, group, is_e2m1=is_e2m1)
+        yield OpCall(f"weight_only_linear, {how}", weight_only_linear, weight_only_linear_reference, made)
         yield OpCall(
-            f"weight_only_linear, {bits} bits{'' if group is None else f', groups of {group}'}",
-            weight_only_linear,
-            weight_only_linear_reference,
-            lambda bits=bits, group=group: weight_only(bits, group),  # type: ignore[misc]
-        )
-        yield OpCall(
-            f"dequantize_weight, {bits} bits{'' if group is None else f', groups of {group}'}",
+            f"dequantize_weight, {how}",
             dequantize_weight,
             dequantize_weight_reference,
-            lambda bits=bits, group=group: ((weight_only(bits, group)[0][1], size.dtype), {}),  # type: ignore[misc]
+            lambda made=made: ((made()[0][1], size.dtype), {}),  # type: ignore[misc]
         )
     yield from _expert_calls(size)
 

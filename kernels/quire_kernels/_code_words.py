@@ -10,7 +10,7 @@ WORDS = 32
 """Words of a block of inputs: word j has the inputs j, 32 + j, 64 + j and so on, from its lowest bits on."""
 
 
-def _ptx(bits: int, plane: int, *, is_bfloat16: bool, has_zeros: bool) -> str:
+def integer_ptx(bits: int, plane: int, *, is_bfloat16: bool, has_zeros: bool) -> str:
     """For two words, $1 and $2: their codes of a plane as a pair, $0.
 
     A code of 4 bits is in the lowest bits of the bfloat16 128 + code (0x43 above it) and of the float16 1024 + code
@@ -40,30 +40,65 @@ def _ptx(bits: int, plane: int, *, is_bfloat16: bool, has_zeros: bool) -> str:
     return "\n".join(("{", head, *lines, f"{add} {'$3' if has_zeros else 'bias'};", "}"))
 
 
+def e2m1_ptx(plane: int, *, is_bfloat16: bool) -> str:
+    """For two words, $1 and $2: twice the numbers of their codes of e2m1 of a plane as a pair, $0.
+
+    A code is a sign, two bits of exponent and one of mantissa. With the last three at the lowest bits of the exponent
+    and the highest one of the mantissa, it is the float16 number x 2 ** -14, or the bfloat16 number x 2 ** -126, also
+    where the exponent is 0. 0x7800 is the float16 2 ** 15, and 0x7F00 the bfloat16 2 ** 127. lop3 by 0xEA is
+    (a & b) | c.
+    """
+    place, first = 4 * (plane % 4), 6 if is_bfloat16 else 9
+    magnitudes, factor = ("0x01C001C0", "0x7F007F00") if is_bfloat16 else ("0x0E000E00", "0x78007800")
+    multiply = "fma.rn.bf16x2 $0, t, factor, zero;" if is_bfloat16 else "mul.rn.f16x2 $0, t, factor;"
+    lines = (
+        f".reg .b32 t, sign, factor, zero; mov.b32 factor, {factor}; mov.b32 zero, 0;",
+        f"prmt.b32 t, $1, $2, {'0x7632' if plane >= 4 else '0x5410'};",
+        f"shl.b32 sign, t, {12 - place};",
+        "and.b32 sign, sign, 0x80008000;",
+        f"{'shl' if first >= place else 'shr'}.b32 t, t, {abs(first - place)};",
+        f"lop3.b32 t, t, {magnitudes}, sign, 0xEA;",
+        multiply,
+    )
+    return "\n".join(("{", *lines, "}"))
+
+
 _PTX = {
-    (bits, plane, is_bfloat16, has_zeros): _ptx(bits, plane, is_bfloat16=is_bfloat16, has_zeros=has_zeros)
+    (bits, plane, is_bfloat16, has_zeros): integer_ptx(bits, plane, is_bfloat16=is_bfloat16, has_zeros=has_zeros)
     for bits in (4, 8)
     for plane in range(32 // bits)
     for is_bfloat16 in (False, True)
     for has_zeros in (False, True)[: 1 + (bits == 4)]
 }
+_E2M1_PTX = {
+    (plane, is_bfloat16): e2m1_ptx(plane, is_bfloat16=is_bfloat16)
+    for plane in range(8)
+    for is_bfloat16 in (False, True)
+}
 
 
 @triton.constexpr_function  # type: ignore[untyped-decorator]
-def _ptx_of(bits: int, plane: int, is_bfloat16: bool, has_zeros: bool) -> str:
-    return _PTX[bits, plane, is_bfloat16, has_zeros]
+def _ptx_of(bits: int, plane: int, is_bfloat16: bool, has_zeros: bool, is_e2m1: bool) -> str:
+    return _E2M1_PTX[plane, is_bfloat16] if is_e2m1 else _PTX[bits, plane, is_bfloat16, has_zeros]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def word_numbers(  # type: ignore[no-untyped-def]
-    b_words, b_zeros, PLANE: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr, RUNS_PTX: tl.constexpr
+    b_words,
+    b_zeros,
+    PLANE: tl.constexpr,
+    BITS: tl.constexpr,
+    IS_E2M1: tl.constexpr,
+    dtype: tl.constexpr,
+    RUNS_PTX: tl.constexpr,
 ):
     """The codes [outputs, WORDS] of a plane of words, less zero points [outputs] of 4 bits or None, in float32, float16
-    or bfloat16. RUNS_PTX: by instructions of NVIDIA's GPUs, 2 for each code or fewer.
+    or bfloat16. IS_E2M1: twice the numbers of codes of e2m1, without zero points. RUNS_PTX: by instructions of NVIDIA's
+    GPUs, 3 for each code or fewer.
     """
     HAS_ZEROS: tl.constexpr = b_zeros is not None
     if RUNS_PTX and dtype == tl.bfloat16:
-        to_bfloat16: tl.constexpr = _ptx_of(BITS, PLANE, True, HAS_ZEROS)
+        to_bfloat16: tl.constexpr = _ptx_of(BITS, PLANE, True, HAS_ZEROS, IS_E2M1)
         if HAS_ZEROS:
             b_bias = tl.broadcast_to((-128.0 - b_zeros).to(tl.bfloat16)[:, None], b_words.shape)
             b_numbers = tl.inline_asm_elementwise(
@@ -74,7 +109,7 @@ def word_numbers(  # type: ignore[no-untyped-def]
                 to_bfloat16, "=r,r,r", [b_words], dtype=tl.bfloat16, is_pure=True, pack=2
             )
     elif RUNS_PTX and dtype == tl.float16:
-        to_float16: tl.constexpr = _ptx_of(BITS, PLANE, False, HAS_ZEROS)
+        to_float16: tl.constexpr = _ptx_of(BITS, PLANE, False, HAS_ZEROS, IS_E2M1)
         if HAS_ZEROS:
             b_bias = tl.broadcast_to((-1024.0 - b_zeros).to(tl.float16)[:, None], b_words.shape)
             b_numbers = tl.inline_asm_elementwise(
@@ -85,7 +120,7 @@ def word_numbers(  # type: ignore[no-untyped-def]
                 to_float16, "=r,r,r", [b_words], dtype=tl.float16, is_pure=True, pack=2
             )
     else:
-        b_codes = word_codes(b_words, PLANE, BITS).to(tl.float32)
+        b_codes = word_codes(b_words, PLANE, BITS, IS_E2M1).to(tl.float32)
         if b_zeros is not None:
             b_codes -= b_zeros[:, None]
         b_numbers = b_codes.to(dtype)
@@ -93,7 +128,18 @@ def word_numbers(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def word_codes(b_words, PLANE: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The codes of a plane as int32: unsigned of 4 bits, or int8."""
-    # A shift to the left and one back leave the sign.
-    return (b_words >> (4 * PLANE)) & 15 if BITS == 4 else (b_words << (24 - 8 * PLANE)) >> 24
+def word_codes(  # type: ignore[no-untyped-def]
+    b_words, PLANE: tl.constexpr, BITS: tl.constexpr, IS_E2M1: tl.constexpr
+):
+    """The codes of a plane as int32: unsigned of 4 bits, or int8. IS_E2M1: twice the numbers of codes of e2m1."""
+    if BITS == 8:
+        # A shift to the left and one back leave the sign.
+        b_codes = (b_words << (24 - 8 * PLANE)) >> 24
+    else:
+        b_codes = (b_words >> (4 * PLANE)) & 15
+        if IS_E2M1:
+            # Without an exponent the mantissa alone, else 2 and it, for each exponent above 1 twice as much.
+            b_exponent, b_mantissa = (b_codes >> 1) & 3, b_codes & 1
+            b_doubles = tl.where(b_exponent == 0, b_mantissa, (2 + b_mantissa) << (tl.maximum(b_exponent, 1) - 1))
+            b_codes = tl.where(b_codes >= 8, -b_doubles, b_doubles)
+    return b_codes

@@ -49,6 +49,7 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    IS_E2M1: tl.constexpr,
     TILE_N: tl.constexpr,
     WORDS: tl.constexpr,
 ):
@@ -67,7 +68,7 @@ def _dequantize_kernel(  # type: ignore[no-untyped-def]
     for plane in tl.static_range(PLANES):
         o_input = (block * PLANES + plane) * WORDS + o_word
         m_number = m_output[:, None] & (o_input < INPUTS)[None, :]
-        b_codes = word_codes(b_words, plane, BITS)
+        b_codes = word_codes(b_words, plane, BITS, IS_E2M1)
         if GROUP is None:
             b_numbers = b_codes.to(tl.float32) * b_factors
         else:
@@ -99,6 +100,7 @@ def dequantize_weight(weight: WeightOnlyMatrix, dtype: torch.dtype) -> Tensor:
         GROUP=weight.group,
         BITS=weight.bits,
         HAS_ZEROS=weight.has_zeros,
+        IS_E2M1=weight.is_e2m1,
         TILE_N=_TILE_OUTPUTS,
         WORDS=WORDS,
         num_warps=4,

@@ -73,6 +73,7 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
+    IS_E2M1: tl.constexpr,
     RUNS_PTX: tl.constexpr,
     SPLITS: tl.constexpr,
     TILE_M: tl.constexpr,
@@ -120,7 +121,7 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
             # [WORDS, TILE_M]
             b_inputs = tl.load(p_row + o_input[:, None], mask=m_row[None, :] & (o_input < INPUTS)[:, None], other=0.0)
             if GROUP is None:
-                b_numbers = word_numbers(b_words, None, plane, BITS, dtype, RUNS_PTX)
+                b_numbers = word_numbers(b_words, None, plane, BITS, IS_E2M1, dtype, RUNS_PTX)
                 b_sum = tl.dot(b_numbers, b_inputs, b_sum, input_precision="ieee")
             elif GROUP >= WORDS:
                 # Zero points are taken from codes, scales and minimums are those of a group's sums.
@@ -130,7 +131,8 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
                     b_scales, b_seconds = split_pairs(b_pairs)
                     b_part = tl.zeros([TILE_N, TILE_M], tl.float32)
                     b_input_sum = tl.zeros([TILE_M], tl.float32)
-                b_numbers = word_numbers(b_words, b_seconds if HAS_ZEROS else None, plane, BITS, dtype, RUNS_PTX)
+                b_zeros = b_seconds if HAS_ZEROS else None
+                b_numbers = word_numbers(b_words, b_zeros, plane, BITS, IS_E2M1, dtype, RUNS_PTX)
                 b_part = tl.dot(b_numbers, b_inputs, b_part, input_precision="ieee")
                 if b_minimum_factors is not None:
                     b_input_sum += tl.sum(b_inputs.to(tl.float32), axis=0)
@@ -143,7 +145,7 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
                 m_group = m_output[:, None] & (o_input < INPUTS)[None, :]
                 b_pairs = tl.load(p_pairs + o_group, mask=m_group, other=0)
                 b_numbers = group_numbers(
-                    word_codes(b_words, plane, BITS),
+                    word_codes(b_words, plane, BITS, IS_E2M1),
                     b_pairs,
                     b_factors[:, None],
                     None if b_minimum_factors is None else b_minimum_factors[:, None],
@@ -262,6 +264,7 @@ def _launch(
             GROUP=weight.group,
             BITS=weight.bits,
             HAS_ZEROS=weight.has_zeros,
+            IS_E2M1=weight.is_e2m1,
             RUNS_PTX=limits.runs_ptx,
             SPLITS=splits,
             TILE_M=tile_rows,

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire_kernels._checks import require
 from quire_kernels._code_words import WORDS
 from quire_kernels._shapes import ceil_div, check_rows, check_vector
-from quire_kernels.cpu.nibbles import GROUP_SIZES
+from quire_kernels.cpu.nibbles import E2M1_DOUBLES, GROUP_SIZES
 
 MOST_ZERO = 64
 """The largest zero point: 128 and it are a number of bfloat16."""
@@ -48,6 +48,8 @@ class WeightOnlyMatrix(NamedTuple):
     """
     minimum_factors: Tensor | None = None
     """float32 [outputs]: times the second number of a pair, the minimum."""
+    is_e2m1: bool = False
+    """Of 4 bits without zero points and minimums: whether a number is E2M1_DOUBLES[code] x scale."""
 
     @classmethod
     def in_groups(
@@ -59,13 +61,15 @@ class WeightOnlyMatrix(NamedTuple):
         scales: GroupScales,
         zeros: Tensor | None = None,
         minimums: GroupScales | None = None,
+        *,
+        is_e2m1: bool = False,
     ) -> "WeightOnlyMatrix":
-        """With zeros, float16 [groups, outputs], or minimums."""
+        """With zeros, float16 [groups, outputs], minimums, or neither."""
         second = zeros if minimums is None else minimums.values
         second = torch.zeros_like(scales.values) if second is None else second
         pairs = torch.stack((scales.values, second), -1).view(torch.int32).squeeze(-1)
         factors = None if minimums is None else minimums.factors
-        return cls(words, bits, inputs, scales.factors, group, pairs, factors)
+        return cls(words, bits, inputs, scales.factors, group, pairs, factors, is_e2m1)
 
     @property
     def coding(self) -> None:
@@ -78,7 +82,7 @@ class WeightOnlyMatrix(NamedTuple):
 
     @property
     def has_zeros(self) -> bool:
-        return self.bits == 4 and self.minimum_factors is None
+        return self.bits == 4 and self.minimum_factors is None and not self.is_e2m1
 
     def of_expert(self, expert: int) -> "WeightOnlyMatrix":
         def one(tensor: Tensor | None) -> Tensor | None:
@@ -93,7 +97,8 @@ class WeightOnlyMatrix(NamedTuple):
 
     def dense(self) -> Tensor:
         """The numbers, float32 [outputs, inputs]."""
-        codes = _unpacked(self.words, self.bits, self.inputs).float()
+        codes = _unpacked(self.words, self.bits, self.inputs)
+        codes = (torch.tensor(E2M1_DOUBLES, device=codes.device)[codes] if self.is_e2m1 else codes).float()
         if self.pairs is None:
             return codes * self.scales[:, None]
         groups = torch.arange(self.inputs, device=codes.device) // (self.group or self.inputs)
@@ -107,6 +112,8 @@ class WeightOnlyMatrix(NamedTuple):
     def check(self) -> None:
         """Raises ValueError, which names the weight, where a shape, dtype, stride or device is wrong."""
         require(self.bits in (4, 8), "weight", "be of 4 or 8 bits")
+        is_fit = not self.is_e2m1 or (self.bits == 4 and self.minimum_factors is None)
+        require(is_fit, "weight", "be of 4 bits without minimums where codes are numbers of e2m1")
         check_rows(self.words, "weight", [torch.int32])
         device, (outputs, width) = self.words.device, self.words.shape
         needed = num_words(self.inputs, self.bits)

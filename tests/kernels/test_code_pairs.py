@@ -1,20 +1,15 @@
 """Pairs of codes become float16 exactly, by Triton's operations and by the instructions for NVIDIA's GPUs."""
 
-import re
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
+from ptx import numbers_of, run_ptx
 from quire_kernels._checks import PagedKV
 from quire_kernels._code_pairs import FP8_PTX, INT8_PTX, halve_rows, unpack_pairs, unpacking
-
-Words = NDArray[np.uint32]
 
 FORMATS = {"int8": (torch.int8, INT8_PTX), "fp8": (torch.float8_e4m3fn, FP8_PTX)}
 SIZE = 1 << 16
@@ -50,60 +45,6 @@ def test_every_pair_of_codes(device: str, name: str) -> None:
     assert_same(torch.stack([even, odd], 1).cpu(), expected)
 
 
-def bytes_of(words: Words) -> NDArray[np.uint8]:
-    """[words, 4], the lowest first."""
-    return words[:, None].view(np.uint8)
-
-
-def permuted(first: Words, second: Words, selector: Words) -> Words:
-    both = np.concatenate([bytes_of(first), bytes_of(second)], axis=1)
-    places = [int(selector[0]) >> 4 * place & 7 for place in range(4)]
-    return np.ascontiguousarray(both[:, places]).view(np.uint32)[:, 0]
-
-
-def halves_of(numbers: NDArray[np.float16]) -> Words:
-    return np.ascontiguousarray(numbers).view(np.uint32)[:, 0]
-
-
-def difference(first: Words, second: Words) -> Words:
-    return halves_of(first[:, None].view(np.float16) - second[:, None].view(np.float16))
-
-
-def from_e4m3(words: Words) -> Words:
-    codes = torch.from_numpy(bytes_of(words)[:, :2].copy()).view(torch.float8_e4m3fn)
-    return halves_of(codes.to(torch.float16).numpy())
-
-
-INSTRUCTIONS: dict[str, Callable[..., Words]] = {
-    "mov.b32": lambda word: word,
-    "xor.b32": lambda first, second: first ^ second,
-    "prmt.b32": permuted,
-    "sub.rn.f16x2": difference,
-    "cvt.rn.f16x2.e4m3x2": from_e4m3,
-}
-
-
-def run_ptx(code: str, words: Words) -> tuple[Words, Words]:
-    """What the instructions leave in $0 and $1 for each word in $2."""
-    registers = {"$2": words}
-
-    def read(operand: str) -> Words:
-        return registers[operand] if operand in registers else np.full_like(words, int(operand, 0))
-
-    for line in code.strip("{} \n").split(";"):
-        if not line.strip() or line.strip().startswith(".reg"):
-            continue
-        name, operands = line.split(maxsplit=1)
-        if unpacked := re.match(r"\{(\w+), (\w+)\}, (\w+)$", operands):
-            low, high, word = unpacked.groups()
-            registers[low] = registers[word] & np.uint32(0xFFFF)
-            registers[high] = registers[word] >> np.uint32(16)
-        else:
-            target, *sources = operands.split(", ")
-            registers[target] = INSTRUCTIONS[name](*map(read, sources))
-    return registers["$0"], registers["$1"]
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_instructions_for_nvidia_convert_every_pair_of_codes(name: str) -> None:
     dtype, code = FORMATS[name]
@@ -111,7 +52,8 @@ def test_instructions_for_nvidia_convert_every_pair_of_codes(name: str) -> None:
     # Two pairs a word, in such an order that both places have all
     order = torch.from_numpy(np.random.default_rng(0).permutation(SIZE))
     words = torch.stack([pairs, pairs[order]], 1).numpy().view(np.uint32)[:, 0]
-    even, odd = (torch.from_numpy(half[:, None].view(np.float16)) for half in run_ptx(code.value, words))
+    registers = run_ptx(code.value, {"$2": words})
+    even, odd = (numbers_of(registers[place], torch.float16) for place in ("$0", "$1"))
     assert_same(torch.stack([even[:, 0], odd[:, 0]], 1), expected)
     assert_same(torch.stack([even[:, 1], odd[:, 1]], 1), expected[order])
 

@@ -144,7 +144,7 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
 
     if weights.codes.keeps_blocks(of_expert=of_expert):
         # Codes are kept, whatever bits are asked, in groups of 16 or 32: too small for products of codes.
-        held, bias = read_blocks(weights, join)
+        held, bias = read_blocks(weights, join, takes_e2m1=True)
         matrix = _of_nibbles(held, device) if isinstance(held, NibbleWeight) else _of_bytes(held, device)
         return BuiltMatrix(matrix, in_dtype(bias))
     if quantization is Quantization.W4A16:
@@ -215,6 +215,9 @@ def _largest(weight: Tensor) -> Tensor:
 
 
 def _of_nibbles(weight: NibbleWeight, device: torch.device) -> WeightOnlyMatrix:
+    if weight.is_e2m1:
+        words, scales = pack_codes(weight.codes.to(device), 4), _scales(weight.scales, weight.factors, device)
+        return WeightOnlyMatrix.in_groups(words, 4, weight.codes.shape[1], weight.group, scales, is_e2m1=True)
     weight = weight if _has_whole_zeros(weight) else weight.with_minimums()
     minimums = _scales(weight.zeros, weight.factors, device) if weight.has_minimums else None
     zeros = None if weight.has_minimums else weight.zeros.to(device).half().t().contiguous()
