@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -368,12 +368,16 @@ def read_template(setting: str) -> str:
 def read_template_variables(setting: str | None) -> dict[str, Any]:
     """The variables of QUIRE_CHAT_TEMPLATE_KWARGS. Raises BadSetting."""
     try:
-        variables = json.loads(setting) if setting else {}
+        variables = json.loads(setting, parse_constant=_reject_constant) if setting else {}
     except (ValueError, RecursionError) as error:
         raise BadSetting(f"QUIRE_CHAT_TEMPLATE_KWARGS is not JSON: {error}") from error
     if not isinstance(variables, dict):
         raise BadSetting("QUIRE_CHAT_TEMPLATE_KWARGS is not a JSON object")
     return variables
+
+
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _split(names: str) -> tuple[str, ...]:

@@ -187,6 +187,7 @@ def test_a_chat_may_replace_the_variables_of_the_setting(has_tools: bool, tmp_pa
         ('{"bos_token": ""}', "QUIRE_CHAT_TEMPLATE_KWARGS must not have bos_token, which the template has already"),
         ("[]", "QUIRE_CHAT_TEMPLATE_KWARGS is not a JSON object"),
         ("{", "QUIRE_CHAT_TEMPLATE_KWARGS is not JSON: "),
+        ('{"a": NaN}', "QUIRE_CHAT_TEMPLATE_KWARGS is not JSON: NaN is no number of JSON"),
     ],
 )
 def test_variables_of_the_setting_that_cannot_be_used_are_named(variables: str, why: str, tmp_path: Path) -> None:
