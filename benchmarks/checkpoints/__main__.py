@@ -2,11 +2,12 @@
 
     python -m benchmarks.checkpoints [--checkpoints gptq-8,awq-4,…] [--output FILE]
 
-auto-round, gptqmodel and llmcompressor quantize the default model on the CPU, and write its checkpoints in the formats
-of GPTQ, AWQ and compressed-tensors. Codes are rounded to the nearest, which is fast, and of act-order (`desc_act`)
-found by GPTQ from a page of docs/. What is compared is how the same files are computed, so it does not matter that
-better codes exist. The tool of each format, and then Quire with a setting that keeps the codes, score the text of
-`benchmarks.quality` in bfloat16, in stretches of 512 tokens of which the second half counts.
+auto-round, gptqmodel, llmcompressor and bitsandbytes quantize the default model on the CPU, and write its
+checkpoints in the formats of GPTQ, AWQ and compressed-tensors, and in their own. Codes are rounded to the nearest,
+which is fast, and of act-order (`desc_act`) found by GPTQ from a page of docs/. What is compared is how the same files
+are computed, so it does not matter that better codes exist. The tool of each format, and then Quire with a setting
+that keeps the codes, score the text of `benchmarks.quality` in bfloat16, in stretches of 512 tokens of which the second
+half counts.
 """
 
 import json
@@ -32,6 +33,7 @@ PACKAGES = {
     "gptqmodel": "gptqmodel",
     "llmcompressor": "llmcompressor",
     "compressed-tensors": "llmcompressor",
+    "bitsandbytes": "bitsandbytes",
 }
 """The packages that write and compute checkpoints, and the environments that have them."""
 

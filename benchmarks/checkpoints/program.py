@@ -4,8 +4,8 @@
         --windows FILE --folder FOLDER --output FILE
 
 The checkpoint is read back from its files in bfloat16 on the CPU. Those of GPTQ and AWQ are computed by gptqmodel's
-kernels in torch, which unpack the weights; those of compressed-tensors by transformers with that package. Where the
-scheme of these rounds activations too, they are measured without that and with it.
+kernels in torch, which unpack the weights; those of AutoRound, bitsandbytes and compressed-tensors by transformers with
+these packages. Where the scheme of the last rounds activations too, they are measured without that and with it.
 """
 
 import argparse
@@ -55,6 +55,17 @@ def write_with_llmcompressor(model: Path, folder: Path, scheme: Scheme, calibrat
     tokenizer.save_pretrained(str(folder))
 
 
+def write_with_bitsandbytes(model: Path, folder: Path, scheme: Scheme, calibration: Path) -> None:
+    """Rounds to the nearest code; the head stays dense."""
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.BitsAndBytesConfig(**scheme, bnb_4bit_compute_dtype=torch.bfloat16)
+    weights = transformers.AutoModelForCausalLM.from_pretrained(
+        str(model), dtype=torch.bfloat16, quantization_config=config, device_map="cpu"
+    )
+    weights.save_pretrained(str(folder))
+    transformers.AutoTokenizer.from_pretrained(str(model)).save_pretrained(str(folder))
+
+
 def _load(model: Path) -> tuple[Any, Any]:
     transformers: Any = importlib.import_module("transformers")
     weights = transformers.AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.bfloat16)
@@ -63,6 +74,7 @@ def _load(model: Path) -> tuple[Any, Any]:
 
 WRITERS: Mapping[str, Callable[[Path, Path, Scheme, Path], None]] = {
     "auto-round": write_with_auto_round,
+    "bitsandbytes": write_with_bitsandbytes,
     "gptqmodel": write_with_gptqmodel,
     "llmcompressor": write_with_llmcompressor,
 }
@@ -71,7 +83,7 @@ WRITERS: Mapping[str, Callable[[Path, Path, Scheme, Path], None]] = {
 def read_back(directory: Path) -> Any:
     """The model in a checkpoint, as the tool of its format computes it."""
     method = json.loads((directory / "config.json").read_bytes())["quantization_config"]["quant_method"]
-    if method == "compressed-tensors":
+    if method in ("auto-round", "bitsandbytes", "compressed-tensors"):
         transformers: Any = importlib.import_module("transformers")
         return transformers.AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.bfloat16).eval()
     gptqmodel: Any = importlib.import_module("gptqmodel")

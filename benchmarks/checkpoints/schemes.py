@@ -37,6 +37,11 @@ def _compressed(
     return Checkpoint(what, tool, tool, "compressed-tensors", scheme, quantization, activations_too)
 
 
+def _bitsandbytes(title: str, scheme: Mapping[str, Any], quantization: str) -> Checkpoint:
+    tool = "bitsandbytes"
+    return Checkpoint(f"{tool}, {title}", tool, tool, tool, scheme, quantization)
+
+
 def _weights(bits: int, *, symmetric: bool) -> Mapping[str, Any]:
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": _GROUP_SIZE}
     return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
@@ -50,9 +55,23 @@ CHECKPOINTS: Mapping[str, Checkpoint] = {
     ),
     "gptq-8": _auto_round("GPTQ, 8 bits", 8, symmetric=True, layout="auto_gptq", quantization="w8a16"),
     "awq-4": _auto_round("AWQ, 4 bits, zero points", 4, symmetric=False, layout="auto_awq", quantization="w4a16"),
+    # gptqmodel does not read this layout.
+    "auto-round-4": Checkpoint(
+        "AutoRound, 4 bits, zero points",
+        "auto-round",
+        "gptqmodel",
+        "auto-round",
+        {"bits": 4, "sym": False, "format": "auto_round"},
+        "w4a16",
+    ),
     "w4a16": _compressed("W4A16", _weights(4, symmetric=True), "w4a16"),
     "w4a16-zeros": _compressed("W4A16, zero points", _weights(4, symmetric=False), "w4a16"),
     "w8a16": _compressed("W8A16", _weights(8, symmetric=True), "w8a16"),
     "w8a8": _compressed("W8A8", {"targets": "Linear", "scheme": "W8A8"}, "w8a16", "w8a8"),
     "fp8": _compressed("FP8", {"targets": "Linear", "scheme": "FP8_DYNAMIC"}, "none"),
+    "nvfp4": _compressed("NVFP4", {"targets": "Linear", "scheme": "NVFP4A16"}, "w4a16"),
+    "mxfp4": _compressed("MXFP4", {"targets": "Linear", "scheme": "MXFP4A16"}, "w4a16"),
+    "nf4": _bitsandbytes(
+        "nf4", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}, "none"
+    ),
 }

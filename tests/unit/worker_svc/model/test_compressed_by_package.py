@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from compressed_tensors.compressors import ModelCompressor
-from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -35,6 +36,8 @@ def _weights(bits: int, strategy: str, **others: Any) -> dict[str, Any]:
 
 
 SCHEMES: dict[str, dict[str, Any]] = {
+    "mxfp4": {"all": preset_name_to_scheme("MXFP4A16", ["Linear"])},
+    "mxfp8": {"all": preset_name_to_scheme("MXFP8A16", ["Linear"])},
     "w4a16": {"all": {"targets": ["Linear"], "weights": _weights(4, "group", group_size=32)}},
     "w4a16 with zero points": {
         "all": {"targets": ["Linear"], "weights": _weights(4, "group", group_size=16, symmetric=False)}
@@ -67,7 +70,16 @@ def _set_scales(module: torch.nn.Module) -> None:
     scheme: Any = module.quantization_scheme
     fields = scheme.weights
     weight, scale = module.get_parameter("weight").data, module.get_parameter("weight_scale").data
-    largest = weight.view(len(weight), scale.shape[1], -1).abs().amax(-1)
+    groups = weight.view(len(weight), scale.shape[1], -1)
+    if fields.scale_dtype is not None:
+        of_all = None
+        if fields.strategy == "tensor_group":
+            of_all = module.get_parameter("weight_global_scale").data
+            of_all.copy_(generate_gparam(weight.min(), weight.max()))
+        made, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), fields, global_scale=of_all)
+        scale.copy_(made)
+        return
+    largest = groups.abs().amax(-1)
     scale.copy_(largest / (448 if fields.type == "float" else 2 ** (fields.num_bits - 1) - 0.5))
     if not fields.symmetric:
         module.get_parameter("weight_zero_point").data.fill_(1)
@@ -107,6 +119,22 @@ def test_a_model_computes_what_the_package_decompresses(checkpoint: tuple[Path, 
     packed, meant = checkpoint
     for kernels in ("torch", "compiled"):
         assert Driver(make_runner(packed, kernels)).generate(PROMPTS, 12) == reference(meant, PROMPTS, 12)
+
+
+def test_numbers_of_nvfp4_are_those_of_the_package(save_model: Save, tmp_path: Path) -> None:
+    """It rounds them to bfloat16."""
+    packed, meant = tmp_path / "packed", tmp_path / "meant"
+    nvfp4 = {"all": preset_name_to_scheme("NVFP4A16", ["Linear"])}
+    _compress(save_model(LlamaConfig(**WIDE)), packed, meant, nvfp4)
+    stored, ours = load_file(packed / "model.safetensors"), format_of(packed)
+    expected = load_file(meant / "model.safetensors")
+    layers = [name.removesuffix(".weight_packed") for name in stored if name.endswith(".weight_packed")]
+    assert len(layers) == 14
+    for layer in layers:
+        weight = expected[f"{layer}.weight"]
+        tensors = {name: stored[name] for name in ours.tensors(layer, *weight.shape)}
+        assert torch.equal(ours.weight(layer, tensors).dense().to(torch.bfloat16).float(), weight)
+    assert Driver(make_runner(packed)).generate(PROMPTS[:1], 1)
 
 
 @pytest.mark.parametrize("name", FORMATS)
