@@ -31,6 +31,8 @@ from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 _FEW_ROWS, _MANY_ROWS = 16, 64
 # Outputs of a tile, and its warps, up to 16 rows and of more rows
 _TILES = (64, 4), (64, 8)
+# Numbers of e2m1 take more registers than codes: with 64 outputs, warps would spill some.
+_TILE_OF_E2M1 = 32, 8
 # On Hopper, warps that multiply more outputs each wait less for their sums (H200, Triton 3.6, 4096 to 28672).
 _HOPPER_TILES = (64, 2), (128, 4)
 # With 64 rows, four warps would spill registers.
@@ -298,7 +300,7 @@ def _choose_tile(
     if dtype == torch.float32:
         tile_n, num_warps = _EXACT_TILE
     elif not limits.is_hopper:
-        tile_n, num_warps = _TILES[has_more_rows]
+        tile_n, num_warps = _TILE_OF_E2M1 if weight.is_e2m1 and has_more_rows else _TILES[has_more_rows]
     elif has_small_groups:
         tile_n, num_warps = _HOPPER_TILES_OF_SMALL_GROUPS[has_more_rows]
     elif tile_rows < _MANY_ROWS:
