@@ -21,7 +21,7 @@ from runner_driver import Driver, make_runner
 from tiny_gguf import KV_HEADS, TOKENS, TinyGguf, as_q4_k_m, random_blocks, write_tiny_gguf
 from worker_svc.attention import CompiledKernels
 from worker_svc.errors import UnsupportedModel
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltMlp
 from worker_svc.model.compiled_model import load_compiled_model

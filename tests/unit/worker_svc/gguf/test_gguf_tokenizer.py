@@ -9,7 +9,7 @@ from gguf import GGUFWriter
 from tokenizers import Tokenizer
 
 from tiny_gguf import TOKENS, TinyGguf, write_tiny_gguf
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 
 TokenizerOf: TypeAlias = Callable[[Callable[[GGUFWriter], None]], Tokenizer]
 

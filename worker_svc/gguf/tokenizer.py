@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from svc_common.preparation import Report
-from worker_svc.gguf_metadata import GgufMetadata
+from worker_svc.gguf.metadata import GgufMetadata
 
 # How texts are split before merges, by the names that llama.cpp has for it and transformers does not know: each digit
 # alone and then as GPT-2 does, as GPT-2 does (SmolLM's digits are alone, too, but no token of its has two), and as with
@@ -14,12 +14,15 @@ _AS_GPT2 = ("gpt-2", "smollm", "phi-2", "mpt", "olmo", "jais", "trillion", "gran
 _LIKE = {"stablelm2": "qwen2", "glm4": "llama-bpe", "chatglm-bpe": "llama-bpe"}
 
 
-def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report) -> None:
-    """Writes tokenizer.json and tokenizer_config.json. Reports a way to split texts that is not known."""
+def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, needs_config: bool = False) -> None:
+    """Writes tokenizer.json and tokenizer_config.json. Reports a way to split texts that is not known.
+
+    `needs_config`: whether transformers is to make the tokenizer of the class that its config of the file names. It
+    knows few architectures.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    # AutoTokenizer makes a config first, which transformers does not of layers that differ.
-    kind: Any = PreTrainedTokenizerFast if metadata.architecture == "gemma4" else AutoTokenizer
+    kind: Any = AutoTokenizer if needs_config else PreTrainedTokenizerFast
     tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
     if metadata.general("tokenizer.ggml.model") == "gpt2":

@@ -1,0 +1,6 @@
+"""Qwen 3."""
+
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import decoder
+
+ARCHITECTURE = GgufArchitecture(decoder("qwen3"))
