@@ -220,7 +220,10 @@ def _blocks_form(layer: LinearLayer, weight_format: WeightFormat, *, takes_e2m1:
     if not isinstance(weight_format, GgufFormat):
         return CodeForm(8, BYTE_GROUP_SIZES[-1])
     names = [stored.name for stored in layer.stored]
-    return joined_form([weight_format.type_of(name) if weight_format.has_blocks(name) else None for name in names])
+    kinds = [weight_format.type_of(name) if weight_format.has_blocks(name) else None for name in names]
+    # A product is of e2m1 if all parts are.
+    takes_e2m1 = takes_e2m1 and all(kind is not None and kind.is_e2m1 for kind in kinds)
+    return joined_form([kind and kind.form(takes_e2m1=takes_e2m1) for kind in kinds])
 
 
 def _keeps_nibbles(quantization: str, kernels: str) -> bool:
