@@ -1,0 +1,6 @@
+"""GLM-4-0414 and GLM-Z1."""
+
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import decoder
+
+ARCHITECTURE = GgufArchitecture(decoder("glm4"))
