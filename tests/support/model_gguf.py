@@ -309,6 +309,11 @@ CASES: dict[str, GgufCase] = {
     "mistral-small": GgufCase(
         "mistral3", _variant("mistral", sliding_window=None, head_dim=16), _rotated, tensors=_neighbours,
     ),
+    "mixtral": GgufCase(
+        "llama", _variant("mixtral", head_dim=16, sliding_window=None),
+        lambda config: _rotated(config) | {"expert_count": config.num_local_experts, "vocab_size": config.vocab_size},
+        tensors=_neighbours, is_mixture=True,
+    ),
     "smollm3": GgufCase(
         "smollm3", _variant("smollm3", num_hidden_layers=5, no_rope_layers=[1, 1, 1, 0, 1], use_sliding_window=False,
         sliding_window=None, layer_types=["full_attention"] * 5), _rotated, tensors=_neighbours,

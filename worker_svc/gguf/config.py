@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any
 
 from worker_svc.gguf.metadata import GgufMetadata
@@ -41,7 +40,6 @@ SOFTMAX, SIGMOID = (1,), (2,)
 # What 0 means in fields that are not applied then.
 _NOT_APPLIED = {"attn_logit_softcapping": None, "expert_weights_scale": 1.0, "final_logit_softcapping": None}
 _TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-_SHARED = "expert_shared_feed_forward_length"
 _HEAD = re.compile(r"output\.weight")
 
 
@@ -59,26 +57,22 @@ _BIASES = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigForm:
-    """How the metadata of an architecture becomes a config. What is said of fields and of configs holds for fields that
-    a file has, and for what the config's class has.
-    """
+    """How the metadata of an architecture becomes a config, beside what is the same for all decoders."""
 
     model_type: str
     """transformers'."""
-    names: Mapping[str, str | None] = field(default_factory=dict)
-    """What the config calls fields that others do not have, or call otherwise; None: it has none."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What the config calls fields, where it is not what `_NAMES` has. These win over other fields."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """What a file does not say: llama.cpp computes all models of the architecture so. Fields of the file win."""
+    """Values of the config that are those of every model unless a field of the file says otherwise."""
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Fields with the values of which the config holds what the file means; None: the file need not have the field."""
+    """The values that fields may have; None: a file need not have the field."""
     unused: tuple[str, ...] = ()
     """Fields that change nothing, whatever they are."""
-    shared_width: tuple[str, ...] = ()
-    """Fields of the config whose product is the width of the MLP for all tokens, if a file says that."""
     biases: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
-    """Further fields of the config that say whether there are biases, or others than `_BIASES` says."""
+    """What the config calls it that there are biases, where it is not what `_BIASES` has, and their tensors."""
     more: Callable[[GgufMetadata], Mapping[str, Any]] | None = None
-    """Further fields of the config, which win."""
+    """Returns further values of the config, which win."""
     rope: RopeForm = field(default_factory=RopeForm)
     window: int | None = None
     """Of layers that have one, where a file does not say it."""
@@ -86,9 +80,9 @@ class ConfigForm:
     """How many layers the model has whose queries are scaled by the width of a head, with `query_pre_attn_scalar`."""
 
 
-def decoder(model_type: str, **form: Any) -> Callable[[GgufMetadata], Any]:
-    """Reads configs of one model type; see `ConfigForm`."""
-    return partial(read_decoder, form=ConfigForm(model_type, **form))
+def decoder(form: ConfigForm) -> Callable[[GgufMetadata], Any]:
+    """`read_decoder` for an architecture whose files all have one form."""
+    return partial(read_decoder, form=form)
 
 
 def read_decoder(metadata: GgufMetadata, form: ConfigForm) -> Any:
@@ -98,7 +92,7 @@ def read_decoder(metadata: GgufMetadata, form: ConfigForm) -> Any:
     known = AutoConfig.for_model(form.model_type)
     fields = dict(form.fixed) | _sizes(metadata, form, known)
     head_dim = metadata.peek("attention.key_length")
-    if head_dim or hasattr(known, "head_dim"):  # which not all classes have a field for that use it
+    if head_dim or hasattr(known, "head_dim"):  # some classes use it without a default
         fields["head_dim"] = head_dim or _width(fields)
     if hasattr(known, "num_key_value_heads"):
         fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
@@ -114,8 +108,6 @@ def read_decoder(metadata: GgufMetadata, form: ConfigForm) -> Any:
         metadata.get(name)
     if form.more is not None:
         fields |= form.more(metadata)
-    if form.shared_width and metadata.peek(_SHARED) == prod(fields[name] for name in form.shared_width):
-        metadata.get(_SHARED)
     fields |= _windows(metadata, form, known, fields)
     config = AutoConfig.for_model(form.model_type, **fields)
     _read_heads(metadata, form, config)
@@ -134,8 +126,9 @@ def _sizes(metadata: GgufMetadata, form: ConfigForm, known: Any) -> dict[str, An
     metadata.get("vocab_size")  # that of the rows
     if hasattr(known, "num_nextn_predict_layers"):
         fields["num_nextn_predict_layers"] = metadata.num_predicting
-    names = {name: next((each for each in given if hasattr(known, each)), None) for name, given in _NAMES.items()}
-    for name, of_config in {**names, **form.names}.items():
+    others = {name: given for name, given in _NAMES.items() if name not in form.names}
+    names = {name: next((each for each in given if hasattr(known, each)), None) for name, given in others.items()}
+    for name, of_config in (*names.items(), *form.names.items()):
         if isinstance(metadata.peek(name), list):
             raise metadata.not_read(name)
         if of_config is not None and (value := metadata.get(name)) is not None:

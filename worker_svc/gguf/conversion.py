@@ -74,8 +74,8 @@ class GgufConversion:
         plan = TensorPlan(reader, metadata, architecture, description, keeps_blocks=keeps_blocks)
         tensors = dict(plan.tensors())
         metadata.check_tensors_read(plan.read)
-        if plan.dequantized and keeps_blocks:
-            names = ", ".join(f"{count} of {name}" for name, count in sorted(plan.dequantized.items()))
+        if keeps_blocks and plan.dequantized.total():
+            names = ", ".join(f"{count} of {name}" for name, count in sorted((+plan.dequantized).items()))
             self.report(f"tensors that are dequantized: {names}; {', '.join(BLOCK_TYPES)} stay as they are")
         write_tensors(self.directory / "model.safetensors", tensors)
         return plan.types

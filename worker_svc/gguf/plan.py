@@ -62,7 +62,7 @@ class TensorPlan:
         self.types: dict[str, str] = {}
         """The types of layers in blocks."""
         self.dequantized: Counter[str] = Counter()
-        """How many tensors of a type are dequantized."""
+        """How many tensors of a type are dequantized, of those that could stay in other types."""
         self.read: set[str] = set()
         """The tensors of the file that are part of the model, or that it does not need."""
 
@@ -147,7 +147,7 @@ class TensorPlan:
         for tensor in source.tensors:
             if tensor.tensor_type.name not in _FLOATS:
                 self._check_readable(tensor)
-                self.dequantized[tensor.tensor_type.name] += 1
+                self.dequantized[tensor.tensor_type.name] += source.keeps_rows
         shape = tuple(reversed(shape)) if is_transposed else shape
         return name, PlannedTensor(dtype, shape, partial(made.numbers, dtype, is_transposed=is_transposed))
 
@@ -188,9 +188,10 @@ class TensorPlan:
         layer, _, kind = name.rpartition(".")
         return f"{self._names.get_name(layer)}.{kind}"
 
-    @staticmethod
-    def _check_readable(tensor: Any) -> None:
+    def _check_readable(self, tensor: Any) -> None:
         kind: GGMLQuantizationType = tensor.tensor_type
+        if kind.name in self.dequantized:
+            return
         try:
             dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
         except NotImplementedError:

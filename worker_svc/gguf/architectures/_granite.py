@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from worker_svc.gguf.config import decoder
+from worker_svc.gguf.config import ConfigForm, decoder
 from worker_svc.gguf.metadata import GgufMetadata
 
 # Their names in the config, of those that change nothing if they are 0.
@@ -14,7 +14,7 @@ def granite(model_type: str) -> Callable[[GgufMetadata], Any]:
     """Reads configs of this model type."""
     # A file without positions says that they are not trained.
     positions = {"rope.scaling.finetuned": (None, True)}
-    return decoder(model_type, names={"logit_scale": "logits_scaling"}, required=positions, more=_factors)
+    return decoder(ConfigForm(model_type, names={"logit_scale": "logits_scaling"}, required=positions, more=_factors))
 
 
 def _factors(metadata: GgufMetadata) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker_svc.gguf.architecture import GgufArchitecture
-from worker_svc.gguf.config import SIGMOID, decoder, has_bias
+from worker_svc.gguf.config import SIGMOID, ConfigForm, decoder, has_bias
 from worker_svc.gguf.metadata import GgufMetadata
 
 
@@ -15,11 +15,13 @@ def _more(metadata: GgufMetadata) -> Mapping[str, Any]:
 
 ARCHITECTURE = GgufArchitecture(
     decoder(
-        "glm4_moe",
-        fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
-        required={"expert_gating_func": (None, 0, *SIGMOID)},
-        biases={"attention_bias": has_bias("attn_q", "attn_k", "attn_v")},
-        unused=("rope.dimension_sections",),
-        more=_more,
+        ConfigForm(
+            "glm4_moe",
+            fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 0},
+            required={"expert_gating_func": (None, 0, *SIGMOID)},
+            biases={"attention_bias": has_bias("attn_q", "attn_k", "attn_v")},
+            unused=("rope.dimension_sections",),
+            more=_more,
+        )
     )
 )

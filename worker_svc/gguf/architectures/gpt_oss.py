@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.gguf.architecture import GgufArchitecture, JoinedTensors
-from worker_svc.gguf.config import decoder
+from worker_svc.gguf.config import ConfigForm, decoder
 from worker_svc.gguf.rope import RopeForm
 
 
@@ -16,10 +16,12 @@ def _in_turn(parts: Sequence[Tensor]) -> Tensor:
 
 ARCHITECTURE = GgufArchitecture(
     decoder(
-        "gpt_oss",
-        names={"expert_feed_forward_length": "intermediate_size"},
-        fixed={"attention_bias": True},
-        rope=RopeForm(truncates=False),
+        ConfigForm(
+            "gpt_oss",
+            names={"expert_feed_forward_length": "intermediate_size"},
+            fixed={"attention_bias": True},
+            rope=RopeForm(truncates=False),
+        )
     ),
     names={"self_attn.sinks": "attn_sinks.weight"},
     joined={

@@ -1,17 +1,18 @@
 """Hunyuan-A13B: experts are as wide as the MLP for all tokens."""
 
 from worker_svc.gguf.architecture import GgufArchitecture
-from worker_svc.gguf.config import decoder
+from worker_svc.gguf.config import ConfigForm, decoder
 
 ARCHITECTURE = GgufArchitecture(
     decoder(
-        "hunyuan_v1_moe",
-        names={
-            "expert_used_count": "moe_topk",
-            "feed_forward_length": None,
-            "expert_feed_forward_length": "intermediate_size",
-        },
-        required={"expert_shared_count": (None, 1)},
-        unused=("feed_forward_length", "expert_shared_feed_forward_length"),
+        ConfigForm(
+            "hunyuan_v1_moe",
+            names={
+                "expert_used_count": "moe_topk",
+                "expert_feed_forward_length": "intermediate_size",
+            },
+            required={"expert_shared_count": (None, 1)},
+            unused=("expert_shared_feed_forward_length",),
+        )
     )
 )

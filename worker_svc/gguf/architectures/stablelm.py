@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker_svc.gguf.architecture import GgufArchitecture
-from worker_svc.gguf.config import decoder, has_bias
+from worker_svc.gguf.config import ConfigForm, decoder, has_bias
 from worker_svc.gguf.metadata import GgufMetadata
 
 
@@ -15,5 +15,5 @@ def _more(metadata: GgufMetadata) -> Mapping[str, Any]:
 
 
 ARCHITECTURE = GgufArchitecture(
-    decoder("stablelm", biases={"use_qkv_bias": has_bias("attn_q", "attn_k", "attn_v")}, more=_more)
+    decoder(ConfigForm("stablelm", biases={"use_qkv_bias": has_bias("attn_q", "attn_k", "attn_v")}, more=_more))
 )

@@ -304,7 +304,7 @@ def test_tokens_that_end_a_turn_end_an_answer(
     ("add", "named"),
     [
         (lambda writer: writer.add_logit_scale(0.5), "metadata that is not read: llama.logit_scale = 0.5"),
-        (lambda writer: writer.add_expert_count(8), "metadata that is not read: llama.expert_count = 8"),
+        (lambda writer: writer.add_expert_group_count(8), "metadata that is not read: llama.expert_group_count = 8"),
         (lambda writer: writer.add_sliding_window(32), "not read: llama.attention.sliding_window = 32"),
         (lambda writer: writer.add_rope_dimension_count(8), "not read: llama.rope.dimension_count = 8"),
         (lambda writer: writer.add_head_count_kv([2, 4]), r"not read: llama.attention.head_count_kv = [2, 4]"),
