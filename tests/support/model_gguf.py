@@ -35,11 +35,14 @@ _SIZES: Fields = {
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "transformer.wte": "token_embd",
+    "gpt_neox.embed_in": "token_embd",
     "transformer.wpe": "position_embd",
     "model.norm": "output_norm",
     "model.final_layernorm": "output_norm",
     "transformer.ln_f": "output_norm",
+    "gpt_neox.final_layer_norm": "output_norm",
     "lm_head": "output",
+    "embed_out": "output",
     "input_layernorm": "attn_norm",
     "ln_1": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -47,6 +50,10 @@ _NAMES = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
     "attn.c_attn": "attn_qkv",
     "attn.c_proj": "attn_output",
     "self_attn.q_proj": "attn_q",
@@ -81,7 +88,7 @@ _NAMES = {
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 _SHARED = re.compile(r"mlp\.shared_(?:experts?|mlp)\.(gate|up|down)_proj")
 _EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj(_bias)?")
-_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)")
+_LAYER = re.compile(r"\w+\.(?:layers|h)\.(\d+)\.(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,14 @@ def _in_turn(_config: Any, name: str, tensor: Tensor) -> Iterator[Named]:
     else:
         for part, place in (("gate", 0), ("up", 1)):
             yield f"ffn_{part}_exps{ending}", tensor[:, place::2].contiguous()
+
+
+def _gpt_neox(config: Any, name: str, tensor: Tensor) -> Iterator[Named]:
+    """All queries, then all keys and all values: transformers has those of each head together."""
+    if ".query_key_value." in name:
+        heads = tensor.view(config.num_attention_heads, 3, -1, *tensor.shape[1:])
+        tensor = heads.transpose(0, 1).reshape(tensor.shape).contiguous()
+    yield name, tensor
 
 
 def _gpt2(_config: Any, name: str, tensor: Tensor) -> Iterator[Named]:
@@ -268,6 +283,8 @@ CASES: dict[str, GgufCase] = {
         lambda config: _latent_fields(config) | {"leading_dense_block_count": config.num_hidden_layers},
         tensors=_latent,
     ),
+    "glm": GgufCase("chatglm", _variant("glm", rms_norm_eps=1e-5), _rotated),
+    "glm-unbiased": GgufCase("chatglm", _variant("glm", attention_bias=False, tie_word_embeddings=True), _rotated),
     "glm4": GgufCase("glm4", _variant("glm4"), _rotated),
     "glm4-moe": GgufCase(
         "glm4moe", _variant("glm4-moe"), lambda config: _rotated(config) | _experts(config),
@@ -422,6 +439,16 @@ CASES: dict[str, GgufCase] = {
         "gpt2", _variant("gpt2-tied-narrow", n_embd=64, n_head=4, n_inner=256, activation_function="gelu_new",
         tie_word_embeddings=True),
         lambda config: {"attention.head_count_kv": None, "feed_forward_length": config.n_inner}, tensors=_gpt2,
+    ),
+    "gpt-neox": GgufCase(
+        "gptneox", _variant("gpt-neox", hidden_act="gelu", num_attention_heads=2),
+        lambda config: _rotated(config) | {"attention.head_count_kv": None, "use_parallel_residual": True},
+        tensors=_gpt_neox,
+    ),
+    "gpt-neox-in-turn": GgufCase(
+        "gptneox", _variant("gpt-neox-in-turn-unbiased", attention_bias=True),
+        lambda config: _rotated(config) | {"attention.head_count_kv": None, "use_parallel_residual": False},
+        tensors=_gpt_neox,
     ),
     "jais2": GgufCase("jais2", _variant("jais2", head_dim=16), _rotated),
 }  # fmt: skip

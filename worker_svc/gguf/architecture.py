@@ -2,7 +2,7 @@
 `quire.gguf_architectures`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from worker_svc.gguf import architectures
 from worker_svc.gguf.metadata import GgufMetadata
 from worker_svc.plugins import Registry
 
-Join: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
+Join: TypeAlias = Callable[[list[Tensor]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

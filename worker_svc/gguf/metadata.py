@@ -41,7 +41,8 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Tokens that end a turn or a message, which llama.cpp knows by their text, whatever the file says of them.
 _TURN_ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<EOT>", "_<EOT>", "< EOT >", "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>"),
+    *("<EOT>", "_<EOT>", "< EOT >", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>"),
+    *("<|return|>", "<|call|>", "[e~["),
 )
 # Of vocabularies with these, `<|end|>` ends a message and not a turn.
 _ENDS_OF_HARMONY = ("<|return|>", "<|call|>")

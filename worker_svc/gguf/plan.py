@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import dropwhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from worker_svc.model.formats.gguf import BLOCKS
 from worker_svc.tensor_writer import PlannedTensor
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.*)")
+_LAYER = re.compile(r"\w+\.(?:layers|h)\.(\d+)\.(.*)")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _GATE_OR_UP = re.compile(r"\.experts\.(gate|up)_proj\.weight$")
@@ -58,6 +58,7 @@ class TensorPlan:
         self._names = get_tensor_name_map(by_name[metadata.architecture], metadata.num_blocks)
         self._heads = dict(self._heads_of_neighbours()) if architecture.has_rotated_neighbours else {}
         self._parts = dict(self._parts_of_qkv())
+        self._turns = dict(self._turns_of_rows())
         self._offsets = {norm.tensor: norm.weight_offset for norm in description.norms if norm.weight_offset}
         self.types: dict[str, str] = {}
         """The types of layers in blocks."""
@@ -108,6 +109,14 @@ class TensorPlan:
                 yield f"{stored.name}{_WEIGHT}", count
                 yield f"{stored.name}.bias", count
 
+    def _turns_of_rows(self) -> Iterator[tuple[str, "_Turns"]]:
+        """Of tensors whose parts take turns in transformers: in files, each part is whole."""
+        for layer in self._description.linear_layers:
+            for stored in layer.stored:
+                if stored.interleaved is not None:
+                    turns = _Turns(len(stored.outputs), stored.interleaved)
+                    yield from ((f"{stored.name}{kind}", turns) for kind in (_WEIGHT, ".bias"))
+
     def _parts_of_qkv(self) -> Iterator[tuple[str, tuple[str, slice]]]:
         """Where queries, keys and values are if a file has one tensor of them."""
         for number, layer in enumerate(self._description.layers):
@@ -134,7 +143,7 @@ class TensorPlan:
         self.read |= {tensor.name for tensor in source.tensors}
         kind, *others = sorted({tensor.tensor_type.name for tensor in source.tensors})
         keeps_blocks = self._keeps_blocks and may_have_blocks and source.keeps_rows
-        made = _Made(source, shape, self._heads.get(name), self._offsets.get(name, 0.0))
+        made = _Made(source, shape, self._heads.get(name), self._turns.get(name), self._offsets.get(name, 0.0))
         made.check(" and ".join(tensor.name for tensor in source.tensors))
         if keeps_blocks and not others and kind in BLOCK_TYPES:
             layer = name.removesuffix(_WEIGHT)
@@ -201,6 +210,14 @@ class TensorPlan:
             ) from None
 
 
+class _Turns(NamedTuple):
+    """How parts of a tensor take turns."""
+
+    num_parts: int
+    num_rows: int
+    """Of a part, in each turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """What of a file a tensor is made of."""
@@ -236,6 +253,8 @@ class _Made:
     shape: tuple[int, ...]
     heads: int | None
     """Rows of each of so many heads are in the order of llama.cpp; None: all are where they belong."""
+    turns: _Turns | None
+    """How the parts that the file has one after another take turns; None: they do not."""
     offset: float
     """What is subtracted."""
 
@@ -270,11 +289,14 @@ class _Made:
             data = dequantize(data, tensor.tensor_type)
         return torch.from_numpy(np.array(data)).to(dtype)
 
-    def _made(self, parts: Sequence[Tensor]) -> Tensor:
+    def _made(self, parts: list[Tensor]) -> Tensor:
         made = parts[0] if self.source.join is None else self.source.join(parts)
         if self.heads is not None:
             pairs = made.reshape(self.heads, -1, 2, *made.shape[1:])
             made = pairs.transpose(1, 2).reshape(made.shape)
+        if self.turns is not None:
+            rows = made.reshape(self.turns.num_parts, -1, self.turns.num_rows, *made.shape[1:])
+            made = rows.transpose(0, 1).reshape(made.shape)
         return made
 
 

@@ -273,13 +273,19 @@ def test_base_and_windows_of_starcoder_2_are_read(config_of: Callable[[TinyGguf]
     assert (config.sliding_window, config.norm_epsilon) == (64, pytest.approx(1e-5))
 
 
-GEMMA = ["<pad>", "<eos>", "<end_of_turn>", *TOKENS[3:]]
+def _with_tokens(*first: str) -> Callable[[GGUFWriter], None]:
+    tokens = [*first, *TOKENS[len(first) :]]
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        writer.add_token_types([1] * len(tokens))  # ordinary ones, as in some files
+        writer.add_eos_token_id(1)
+
+    return change
 
 
-def _with_tokens(writer: GGUFWriter) -> None:
-    writer.add_token_list(GEMMA)
-    writer.add_token_types([1] * len(GEMMA))  # ordinary ones, as in some files
-    writer.add_eos_token_id(1)
+# Of which `<|end|>` ends a message, and a turn goes on
+HARMONY = ("<|end|>", "<|return|>", "<|call|>")
 
 
 def _with_eot(writer: GGUFWriter) -> None:
@@ -289,8 +295,14 @@ def _with_eot(writer: GGUFWriter) -> None:
 
 @pytest.mark.parametrize(
     ("more", "expected"),
-    [(_with_eot, [2, 0, 1]), (_with_tokens, [1, 2]), (lambda _: None, [2, 0])],
-    ids=["named by the file", "gemma's text", "qwen's text"],
+    [
+        (_with_eot, [2, 0, 1]),
+        (_with_tokens("<pad>", "<eos>", "<end_of_turn>"), [1, 2]),
+        (lambda _: None, [2, 0]),
+        (_with_tokens(*HARMONY), [1, 2]),
+        (_with_tokens("[EOT]", "[EOS]", "[BOS]"), [1, 0]),
+    ],
+    ids=["named by the file", "gemma's text", "qwen's text", "gpt-oss's text", "kimi's text"],
 )
 @BOTH_WAYS
 def test_tokens_that_end_a_turn_end_an_answer(
