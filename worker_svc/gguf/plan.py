@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from gguf import (
     GGML_QUANT_SIZES,
+    MODEL_ARCH,
     MODEL_ARCH_NAMES,
     GGMLQuantizationType,
     GGUFReader,
@@ -54,8 +55,10 @@ class TensorPlan:
         self._stored = {tensor.name: tensor for tensor in reader.tensors}
         self._architecture, self._description = architecture, description
         self._keeps_blocks, self._num_blocks = keeps_blocks, metadata.num_blocks
+        # The package does not know an architecture of another package: its names are Llama's then.
         by_name = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-        self._names = get_tensor_name_map(by_name[metadata.architecture], metadata.num_blocks)
+        number = by_name.get(metadata.architecture, MODEL_ARCH.LLAMA)
+        self._names = get_tensor_name_map(number, metadata.num_blocks)
         self._heads = dict(self._heads_of_neighbours()) if architecture.has_rotated_neighbours else {}
         self._parts = dict(self._parts_of_qkv())
         self._turns = dict(self._turns_of_rows())

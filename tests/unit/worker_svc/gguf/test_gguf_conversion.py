@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from distributions import install
 from svc_common.preparation import PreparationFailed
 from tiny_gguf import TinyGguf, write_tiny_gguf
 from worker_svc.gguf.conversion import GgufConversion
@@ -99,3 +100,25 @@ def test_a_file_that_is_cut_off_is_named(share: float, tmp_path: Path) -> None:
     gguf.write_bytes(gguf.read_bytes()[: int(gguf.stat().st_size * share)])
     with pytest.raises(PreparationFailed, match=r"tiny\.gguf is damaged or not complete: "):
         GgufConversion(gguf, tmp_path, print).run(keeps_blocks=True)
+
+
+_ORCHID = """
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import ConfigForm, decoder
+
+made = GgufArchitecture(decoder(ConfigForm("llama")), has_rotated_neighbours=True)
+"""
+
+
+def test_another_package_may_register_an_architecture(
+    convert: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PreparationFailed, match="architecture orchid is not supported"):
+        convert(TinyGguf(architecture="orchid"))
+    install(monkeypatch, tmp_path / "site", "orchid", "quire.gguf_architectures", "orchid = orchid_gguf:made", _ORCHID)
+    found, expected = (
+        load_file(convert(TinyGguf(architecture=name, stored=lambda _: "Q8_0")) / "model.safetensors")
+        for name in ("orchid", "llama")
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
