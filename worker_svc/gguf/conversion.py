@@ -54,6 +54,7 @@ class GgufConversion:
             config = architecture.read_config(metadata)
             metadata.check_fields_read()
             config.architectures = config.architectures or [_class_of(config)]
+            config.dtype = None if keeps_blocks else "float32"
             types = self._write_tensors(reader, metadata, architecture, config, keeps_blocks=keeps_blocks)
         _write_config(config, metadata, self.directory, types)
         write_tokenizer(metadata, self.directory, self.report, needs_config=architecture is None)

@@ -1,5 +1,6 @@
 """Files of architectures that transformers' own reader dequantizes."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,8 @@ def test_weights_are_float32_and_those_that_are_read_natively(
     convert: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = TinyGguf(stored=lambda _: "Q8_0")
-    theirs = load_file(convert(model) / "model.safetensors")
+    other = convert(model)
+    theirs = load_file(other / "model.safetensors")
     monkeypatch.undo()
     ours = tmp_path / "ours"
     ours.mkdir()
@@ -44,6 +46,8 @@ def test_weights_are_float32_and_those_that_are_read_natively(
     for name, tensor in theirs.items():
         assert tensor.dtype == torch.float32
         assert torch.equal(found[name], tensor)
+    dtypes = [json.loads((directory / "config.json").read_text())["dtype"] for directory in (ours, other)]
+    assert dtypes == ["float32", "float32"]
 
 
 def test_a_missing_tensor_is_not_made_up(convert: Convert) -> None:
