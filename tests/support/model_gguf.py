@@ -278,6 +278,13 @@ CASES: dict[str, GgufCase] = {
         "deepseek2", _variant("deepseek-v3", **_LATENT, rope_parameters={"rope_type": "default", "rope_theta": 50.0}),
         _with_scores(_whole_latent_fields, 2), is_mixture=True,
     ),
+    "glm4-moe-lite": GgufCase(
+        "deepseek2", _variant(
+            "glm4-moe-lite", **_LATENT, attention_bias=False, mlp_layer_types=["dense", "sparse", "sparse"]
+        ),
+        lambda config: _latent_fields(config) | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+        tensors=_latent, is_mixture=True,
+    ),
     "youtu": GgufCase(
         "deepseek2", _variant("youtu", **_LATENT),
         lambda config: _latent_fields(config) | {"leading_dense_block_count": config.num_hidden_layers},
