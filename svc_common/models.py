@@ -322,9 +322,9 @@ def module_kind(module: Mapping[str, Any]) -> str:
 
 
 def _gguf_directory(path: Path) -> Path:
-    # A new file at the same path is another model. "split": earlier releases did not read how texts are split.
+    # A new file at the same path is another model. "native": earlier releases dequantized files of some architectures.
     stat = path.stat()
-    identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0split".encode()).hexdigest()
+    identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0native".encode()).hexdigest()
     return cache_directory() / f"{path.stem}-{identity[:12]}"
 
 

@@ -113,7 +113,7 @@ def convert_gguf(gguf: Path, directory: Path, report: Report, *, keeps_blocks: b
     weights are float32. Raises PreparationFailed.
     """
     # It imports torch and transformers, which take seconds.
-    from worker_svc.gguf_conversion import GgufConversion
+    from worker_svc.gguf.conversion import GgufConversion
 
     GgufConversion(gguf, directory, report).run(keeps_blocks=keeps_blocks)
 

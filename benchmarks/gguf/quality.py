@@ -24,7 +24,7 @@ from benchmarks.quality import TEXT, Window, measure
 from benchmarks.record import RESULTS, provenance
 from benchmarks.report import Cells, Sense, origin, target, target_list
 from benchmarks.runner import failures_exit, log, make_parser, publish
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.prepare import fetch_default_gguf, prepare
 
 RESULT = RESULTS / "gguf_quality.json"

@@ -87,6 +87,11 @@ class StoredCodes:
         return self.has_nibbles and not of_expert
 
 
+def _is_transposed(stored: StoredLinear, weight_format: WeightFormat) -> bool:
+    """Whether the weight is [inputs, outputs]. Those in blocks are not: a block has inputs of one output."""
+    return stored.transposed and block_form(weight_format, stored.name) is None
+
+
 def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors of a stored layer, its bias included, by their names.
 
@@ -94,7 +99,7 @@ def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) ->
     """
     outputs = sum(stored.outputs)
     shapes = dict(weight_format.tensors(stored.name, outputs, inputs))
-    if stored.transposed:
+    if _is_transposed(stored, weight_format):
         name = f"{stored.name}.weight"
         if shapes != {name: (outputs, inputs)}:
             raise UnsupportedModel(
@@ -119,7 +124,7 @@ def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tu
     else:
         # Earlier releases of AutoGPTQ wrote one of zeros for each layer that has none.
         checkpoint.drop_zeros(f"{stored.name}.bias")
-    if stored.transposed:
+    if _is_transposed(stored, weight_format):
         tensors = {name: tensor.t() for name, tensor in tensors.items()}
     weight = weight_format.weight(stored.name, tensors)
     expected = sum(stored.outputs), inputs

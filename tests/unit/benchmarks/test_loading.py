@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.loading import measure
 from tiny_gguf import TinyGguf, write_tiny_gguf
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 
 
 @pytest.fixture(scope="module")

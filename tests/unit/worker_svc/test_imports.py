@@ -7,7 +7,8 @@ ABOVE_MODELS = {
     "encoder.backend",
     "encoder.instance",
     "fingerprint",
-    "gguf_conversion",
+    "gguf.conversion",
+    "gguf.plan",
     "instance",
     "kernel_choice",
     "load",
@@ -16,6 +17,7 @@ ABOVE_MODELS = {
     "service",
     "step_stream",
     "warm_up",
+    "weight_sizes",
     "wire",
 }
 ABOVE_GPU = {"block_copier_factory", "instance", "kernel_choice"}

@@ -347,10 +347,13 @@ def test_codes_of_a_checkpoint_are_counted_as_they_are_kept(
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "head of its own"])
-@pytest.mark.parametrize("quantization", ["none", "int8", "w4a16"])
-def test_blocks_are_counted_as_they_are_kept(quantization: str, tmp_path: Path, *, tied: bool) -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8", "w4a16", "w4a8"])
+@pytest.mark.parametrize("kind", ["Q4_0", "MXFP4"])
+def test_blocks_are_counted_as_they_are_kept(kind: str, quantization: str, tmp_path: Path, *, tied: bool) -> None:
+    """Codes of e2m1 have 8 bits where products take codes."""
+
     def stored(name: str) -> str:
-        return "Q4_0" if name.startswith("blk") else "Q8_0"
+        return kind if name.startswith("blk") else "Q8_0"
 
     convert_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", TinyGguf(stored=stored, tied=tied)), tmp_path, print)
     _assert_counted(tmp_path, quantization, rel=0.05)

@@ -30,6 +30,8 @@ class BlockType:
     """Of a code."""
     zero: int
     decode: Decode
+    is_e2m1: bool = False
+    """Whether codes are numbers of e2m1: see `BlockCodes`."""
 
     def row_bytes(self, inputs: int) -> int:
         """What an output of so many inputs takes; they are whole blocks."""
@@ -117,6 +119,12 @@ def _iq4_xs(blocks: Tensor) -> tuple[Tensor, Tensor, None]:
     return _STEPS[_fields(blocks[:, 8:], 4, 16).int()], _half(blocks, 0) * (fields.float() - 32), None
 
 
+def _mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor, None]:
+    # Numbers are halves of those in `E2M1_DOUBLES`.
+    scales = blocks[:, :1].contiguous().view(torch.float8_e8m0fnu).float() / 2
+    return _fields(blocks[:, 1:], 4, 16), scales, None
+
+
 BLOCK_TYPES: Mapping[str, BlockType] = {
     "Q4_0": BlockType(32, 18, 32, 4, 8, _q4_0),
     "Q4_1": BlockType(32, 20, 32, 4, 0, _q4_1),
@@ -130,5 +138,6 @@ BLOCK_TYPES: Mapping[str, BlockType] = {
     "Q6_K": BlockType(256, 210, 16, 6, 32, _q6_k),
     "IQ4_NL": BlockType(32, 18, 32, 8, 128, _iq4_nl),
     "IQ4_XS": BlockType(256, 136, 32, 8, 128, _iq4_xs),
+    "MXFP4": BlockType(32, 17, 32, 4, 0, _mxfp4, is_e2m1=True),
 }
 """By their names in GGUF. Codes of IQ4_NL and IQ4_XS are steps in a table of 8 bits."""

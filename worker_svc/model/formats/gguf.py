@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu.nibbles import E2M1_DOUBLES
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats._fields import Fields
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES, BlockType
@@ -21,6 +22,7 @@ from worker_svc.model.weight_format import BlockCodes, BlockForm, StoredWeight
 METHOD = "gguf"
 BLOCKS = ".blocks"
 _DENSE = DenseFormat()
+_E2M1 = torch.tensor(E2M1_DOUBLES)
 _NUMBERS = 2**22  # that are decoded at once: the steps between take several times the memory of the codes
 
 
@@ -39,7 +41,10 @@ class BlockWeight:
         return self.blocks.shape[1] // self.of.num_bytes * self.of.numbers
 
     def outputs(self, start: int, stop: int) -> "BlockWeight":
-        return replace(self, blocks=self.blocks[start:stop])
+        return self.strided(slice(start, stop))
+
+    def strided(self, outputs: slice) -> "BlockWeight":
+        return replace(self, blocks=self.blocks[outputs])
 
     def inputs(self, start: int, stop: int) -> "BlockWeight":
         if start % self.of.numbers or stop % self.of.numbers:
@@ -52,6 +57,8 @@ class BlockWeight:
         weight = torch.empty(len(self.blocks), self.num_inputs)
         for rows, codes, scales, minimums in self._decoded():
             numbers = weight[rows].view(len(codes), -1, self.of.group)
+            if self.of.is_e2m1:
+                codes = _E2M1[codes.int()]
             numbers.copy_(codes.view(numbers.shape)).sub_(self.of.zero).mul_(scales[..., None])
             if minimums is not None:
                 numbers.add_(minimums[..., None])
@@ -67,7 +74,7 @@ class BlockWeight:
             if minimums is not None:
                 least = torch.empty_like(scales) if least is None else least
                 least[rows] = minimums
-        return BlockCodes(codes, self.of.bits, self.of.zero, scales, least, self.of.group)
+        return BlockCodes(codes, self.of.bits, self.of.zero, scales, least, self.of.group, is_e2m1=self.of.is_e2m1)
 
     def _decoded(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
         """Ranges of outputs, each with its codes, scales and minimums [outputs, ...]."""
@@ -92,7 +99,7 @@ class GgufFormat:
 
     def block_form(self, layer: str) -> BlockForm | None:
         found = self._types.get(layer)
-        return None if found is None else BlockForm(found.bits, found.group)
+        return None if found is None else BlockForm(found.bits, found.group, found.is_e2m1)
 
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
         if layer not in self._types:

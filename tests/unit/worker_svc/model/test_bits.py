@@ -26,7 +26,7 @@ from tiny_gguf import TinyGguf, as_q4_k_m, write_tiny_gguf
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.cache import CacheShape
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.model.architecture import describe
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config

@@ -39,7 +39,7 @@ from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from tiny_gguf import TinyGguf, as_q4_k_m, write_tiny_gguf
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.model import torch_experts
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltMlp

@@ -33,18 +33,16 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "expert_weights_scale": (0.0, 1.0),
     "leading_dense_block_count": (0,),
     "logit_scale": (0.0, 1.0),
-    "nextn_predict_layers": (0,),
     "pooling_type": (0, 3),  # none, or the last token's state, which is that of decoders anyway
     "residual_scale": (0.0, 1.0),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
-# What transformers reads itself of some architectures.
-_READ_BY_TRANSFORMERS = {"stablelm": ("use_parallel_residual",)}
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Tokens that end a turn or a message, which llama.cpp knows by their text, whatever the file says of them.
 _TURN_ENDS = (
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<EOT>", "_<EOT>", "< EOT >", "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>"),
+    *("<EOT>", "_<EOT>", "< EOT >", "[EOT]", "[EOS]", "<｜end▁of▁sentence｜>", "<turn|>", "<|tool_response>"),
+    *("<|return|>", "<|call|>", "[e~["),
 )
 # Of vocabularies with these, `<|end|>` ends a message and not a turn.
 _ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
@@ -68,6 +66,16 @@ class GgufMetadata:
         parts = int(name[2]) if count is None and name else int(count or 1)
         if parts > 1:
             raise self.refusal(f"it is one of {parts} files of a model; `llama-gguf-split --merge` makes one of them")
+
+    @property
+    def num_blocks(self) -> int:
+        """Layers, and behind them such as predict further tokens."""
+        return int(self.needed("block_count"))
+
+    @property
+    def num_predicting(self) -> int:
+        """The last ones of the blocks, which predict further tokens."""
+        return int(self.get("nextn_predict_layers") or 0)
 
     def general(self, name: str) -> Any:
         """A field of no architecture; None: the file has none."""
@@ -127,7 +135,7 @@ class GgufMetadata:
         """Raises PreparationFailed if fields of the architecture have not been read and may change what is computed."""
         prefix = f"{self.architecture}."
         names = [name.removeprefix(prefix) for name in self._fields if name.startswith(prefix)]
-        known = {*self._read, *_HARMLESS, *_READ_BY_TRANSFORMERS.get(self.architecture, ())}
+        known = {*self._read, *_HARMLESS}
         unread = [
             name
             for name in names

@@ -1,10 +1,11 @@
-"""Reads the metadata of a GGUF file of Gemma 4, whose layers differ, into transformers' config of its text model."""
+"""Gemma 4, whose layers differ: files have the text model alone."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from worker_svc.gguf_metadata import GgufMetadata
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.metadata import GgufMetadata
 
 _ROPE_FACTORS = "rope_freqs.weight"
 # What the frequency of a pair of dimensions that stays is divided by, at least.
@@ -12,8 +13,7 @@ _STAYS = 1e20
 _HEAD = re.compile(r"output\.weight")
 
 
-def read_gemma4(metadata: GgufMetadata) -> Any:
-    """The config. Raises PreparationFailed for fields that are missing, or have values that it cannot hold."""
+def _read_config(metadata: GgufMetadata) -> Any:
     from transformers import Gemma4TextConfig
 
     get, needed = metadata.get, metadata.needed
@@ -135,3 +135,13 @@ def _ropes(metadata: GgufMetadata) -> dict[str, dict[str, Any]]:
         full["partial_rotary_factor"] = min(1.0, (num_turned + 0.25) / len(factors))
     sliding = {"rope_type": "default", "rope_theta": float(metadata.needed("rope.freq_base_swa"))}
     return {"full_attention": full, "sliding_attention": sliding}
+
+
+ARCHITECTURE = GgufArchitecture(
+    _read_config,
+    names={
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+    },
+)

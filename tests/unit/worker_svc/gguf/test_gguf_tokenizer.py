@@ -9,7 +9,7 @@ from gguf import GGUFWriter
 from tokenizers import Tokenizer
 
 from tiny_gguf import TOKENS, TinyGguf, write_tiny_gguf
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 
 TokenizerOf: TypeAlias = Callable[[Callable[[GGUFWriter], None]], Tokenizer]
 
@@ -51,6 +51,59 @@ def test_texts_are_split_as_the_file_says(
     assert tokenizer.encode("a 12").tokens == expected
     assert tokenizer.decode(tokenizer.encode("a 12").ids) == "a 12"
     assert reported == []
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("gpt-4o", ["Hello", "World'S", " ", "123", "4"]),
+        ("llama-bpe", ["HelloWorld", "'S", " ", "123", "4"]),
+        ("glm4", ["don", "'t", " ", "123", "4", " 你好a"]),
+        ("chatglm-bpe", ["a", " ", "123", "4", ".\n"]),
+        ("tekken", ["Hello", "World", " ", "1", "2"]),
+        ("qwen2", ["HelloWorld", "'S", " ", "1", "2", ".\n"]),
+        ("hunyuan", ["HelloWorld", "'S", " ", "1", "2", ".\n"]),
+        ("minimax-m2", ["Hello", "World's", " ", "123", "4"]),
+        ("dbrx", ["HelloWorld", "'S", " ", "123", "4"]),
+        ("refact", ["don", "'t", " ", "1", "2", " a"]),
+        ("exaone", ["don", "'t", " ", "1", "2", " a"]),
+        ("command-r", ["don", "'t", " ", "1", "2", " a"]),
+        ("exaone4", ["don", "'t", " 12", " a"]),
+        ("olmo", ["don", "'t", " 12", " a"]),
+        ("deepseek-llm", ["Ab", " c", "é", " ", "12", "你好", "x", "\n", "한국", " !?"]),
+        ("deepseek-coder", ["Ab", " cé", " ", "1", "2", " ", "你好", "x", "\n", "한국", " !?"]),
+        ("deepseek-v3", ["Ab", " cé", " ", "123", "4", "你好", "x", ".b", "!?\n\n", "한국"]),
+        ("hunyuan-dense", ["Ab", " ", "123", "4", "カナ", "x"]),
+        ("kimi-k2", ["Hello", "WORLD", "你好", "Ab", " don't", " ", "123", "45", "!?\n"]),
+        ("youtu", ["Ab", "Cd's", "1", "2", " ", "한국", "ab", "，", "ㄅㄆ", "你好"]),
+        ("seed-coder", ["HelloWorld", "'S", " ", "1", "2", ".", "\n"]),
+        ("exaone-moe", ["to be or", ",", " ", "1", "2", "!\n", "\n"]),
+        ("jais-2", ["a", "  ", " ", " b", " ", "123", "4", "!\n"]),
+        ("tiny_aya", ["1", "234", "567", " Ab", "Cd's", "/\n"]),
+    ],
+)
+def test_texts_are_split_as_the_models_own_tokenizers_do(
+    name: str, pieces: list[str], tokenizer_of: TokenizerOf, reported: list[str]
+) -> None:
+    text = "".join(pieces)
+    tokenizer = tokenizer_of(lambda writer: writer.add_tokenizer_pre(name))
+    assert tokenizer.pre_tokenizer is not None
+    spans = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    assert [text[first:end] for first, end in spans] == pieces
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert reported == []
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("llama-bpe", ["hole"]), ("glm4", ["hole"]), ("qwen2", ["h", "o", "l", "e"])]
+)
+def test_a_word_that_is_a_token_may_need_no_merges(name: str, tokens: list[str], tokenizer_of: TokenizerOf) -> None:
+    def fields(writer: GGUFWriter) -> None:
+        writer.add_tokenizer_pre(name)
+        writer.add_token_list([*TOKENS[:-1], "hole"])
+        writer.add_token_merges(["h e"])
+
+    assert tokenizer_of(fields).encode("hole").tokens == tokens
 
 
 def test_a_way_to_split_texts_that_is_not_known_is_reported(tokenizer_of: TokenizerOf, reported: list[str]) -> None:

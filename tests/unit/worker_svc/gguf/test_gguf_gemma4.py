@@ -20,7 +20,7 @@ from runner_driver import Driver, make_runner
 from svc_common.models import eos_token_ids_of
 from svc_common.preparation import PreparationFailed
 from tiny_gguf import TOKENS
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.step import SamplingParams
 
 VARIANTS = ("gemma4", "gemma4-small", "gemma4-experts")

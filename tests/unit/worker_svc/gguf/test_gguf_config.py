@@ -19,9 +19,9 @@ from runner_driver import Driver, make_runner
 from svc_common.models import eos_token_ids_of
 from svc_common.preparation import PreparationFailed
 from tiny_gguf import HEADS, KV_HEADS, TOKENS, TinyGguf, write_tiny_gguf
-from worker_svc.gguf_config import read_config
-from worker_svc.gguf_conversion import GgufConversion
-from worker_svc.gguf_metadata import GgufMetadata
+from worker_svc.gguf.architecture import find_architecture
+from worker_svc.gguf.conversion import GgufConversion
+from worker_svc.gguf.metadata import GgufMetadata
 from worker_svc.step import SamplingParams
 
 CONTEXT = 128
@@ -67,7 +67,11 @@ def convert(tmp_path: Path) -> Convert:
 def config_of(tmp_path: Path) -> Callable[[TinyGguf], Any]:
     def read(model: TinyGguf) -> Any:
         path = write_tiny_gguf(tmp_path / "tiny.gguf", model)
-        return read_config(GgufMetadata(path, GGUFReader(path)))
+        metadata, architecture = GgufMetadata(path, GGUFReader(path)), find_architecture(model.architecture)
+        assert architecture is not None
+        config = architecture.read_config(metadata)
+        metadata.check_fields_read()
+        return config
 
     return read
 
@@ -269,13 +273,19 @@ def test_base_and_windows_of_starcoder_2_are_read(config_of: Callable[[TinyGguf]
     assert (config.sliding_window, config.norm_epsilon) == (64, pytest.approx(1e-5))
 
 
-GEMMA = ["<pad>", "<eos>", "<end_of_turn>", *TOKENS[3:]]
+def _with_tokens(*first: str) -> Callable[[GGUFWriter], None]:
+    tokens = [*first, *TOKENS[len(first) :]]
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_token_list(tokens)
+        writer.add_token_types([1] * len(tokens))  # ordinary ones, as in some files
+        writer.add_eos_token_id(1)
+
+    return change
 
 
-def _with_tokens(writer: GGUFWriter) -> None:
-    writer.add_token_list(GEMMA)
-    writer.add_token_types([1] * len(GEMMA))  # ordinary ones, as in some files
-    writer.add_eos_token_id(1)
+# Of which `<|end|>` ends a message, and a turn goes on
+HARMONY = ("<|end|>", "<|return|>", "<|call|>")
 
 
 def _with_eot(writer: GGUFWriter) -> None:
@@ -285,8 +295,14 @@ def _with_eot(writer: GGUFWriter) -> None:
 
 @pytest.mark.parametrize(
     ("more", "expected"),
-    [(_with_eot, [2, 0, 1]), (_with_tokens, [1, 2]), (lambda _: None, [2, 0])],
-    ids=["named by the file", "gemma's text", "qwen's text"],
+    [
+        (_with_eot, [2, 0, 1]),
+        (_with_tokens("<pad>", "<eos>", "<end_of_turn>"), [1, 2]),
+        (lambda _: None, [2, 0]),
+        (_with_tokens(*HARMONY), [1, 2]),
+        (_with_tokens("[EOT]", "[EOS]", "[BOS]"), [1, 0]),
+    ],
+    ids=["named by the file", "gemma's text", "qwen's text", "gpt-oss's text", "kimi's text"],
 )
 @BOTH_WAYS
 def test_tokens_that_end_a_turn_end_an_answer(
@@ -300,7 +316,7 @@ def test_tokens_that_end_a_turn_end_an_answer(
     ("add", "named"),
     [
         (lambda writer: writer.add_logit_scale(0.5), "metadata that is not read: llama.logit_scale = 0.5"),
-        (lambda writer: writer.add_expert_count(8), "metadata that is not read: llama.expert_count = 8"),
+        (lambda writer: writer.add_expert_group_count(8), "metadata that is not read: llama.expert_group_count = 8"),
         (lambda writer: writer.add_sliding_window(32), "not read: llama.attention.sliding_window = 32"),
         (lambda writer: writer.add_rope_dimension_count(8), "not read: llama.rope.dimension_count = 8"),
         (lambda writer: writer.add_head_count_kv([2, 4]), r"not read: llama.attention.head_count_kv = [2, 4]"),
@@ -323,11 +339,6 @@ def test_what_is_not_read_is_refused_by_name(
 ) -> None:
     with pytest.raises(PreparationFailed, match=rf"cannot convert .*tiny\.gguf: .*{re.escape(named)}"):
         convert(TinyGguf(more=add), keeps_blocks=keeps_blocks)
-
-
-def test_a_missing_tensor_is_not_made_up(convert: Convert) -> None:
-    with pytest.raises(PreparationFailed, match=r"no tensors for model\.layers\.1\.mlp\.up_proj\.weight"):
-        convert(TinyGguf(left_out="blk.1.ffn_up"), keeps_blocks=False)
 
 
 def test_a_shard_is_refused_by_its_name(tmp_path: Path) -> None:

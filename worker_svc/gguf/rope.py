@@ -1,49 +1,73 @@
 """Reads the rotary positions of a GGUF file into transformers' `rope_parameters`, as llama.cpp computes them."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
-from worker_svc.gguf_metadata import GgufMetadata
+from worker_svc.gguf.metadata import GgufMetadata
 
 # What the frequency of each pair of dimensions is divided by: always, and up to the original context and beyond it.
 _TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _KINDS = ("none", "linear", "yarn", "longrope")
 _OF_ATTENTION = ("attn_factor", "yarn_attn_factor")
-_THETA = 10_000.0  # of files that have none; also of Gemma 3's layers with a window
+_THETA = 10_000.0  # of files that have none
 
 
-def read_rope(metadata: GgufMetadata, config: Any, head_dim: int) -> None:
+@dataclass(frozen=True, slots=True)
+class RopeForm:
+    """How the rotary positions of an architecture are computed, as its file does not say."""
+
+    is_partial: bool = False
+    """Whether its code may rotate a part of each head. It may if the config's default has `partial_rotary_factor`."""
+    window_theta: float | None = None
+    """The base of layers with a window, if others have positions of their own and the file does not say it. None: it
+    is the base of all layers.
+    """
+    truncates: bool = True
+    """Whether the dimensions at which YaRN's blending begins and ends are rounded."""
+    has_two_contexts: bool = False
+    """Whether the config has the original context beside the parameters, and prefers it, and positions are of the kind
+    `longrope` alone if they are scaled: Phi 3's.
+    """
+
+
+def read_rope(metadata: GgufMetadata, config: Any, head_dim: int, form: RopeForm) -> None:
     """Sets `rope_parameters`. Raises PreparationFailed for positions that they cannot hold."""
     given = config.rope_parameters
-    rope = _scaled(metadata, config.max_position_embeddings)
+    rope = scaled_rope(metadata, config.max_position_embeddings)
+    if rope["rope_type"] == "yarn" and not form.truncates:
+        rope["truncate"] = False
     if "full_attention" in given:
-        # Gemma 3 scales positions where all keys are seen, and has another base where there is a window.
-        theta = float(metadata.get("rope.freq_base_swa") or _THETA)
+        # Positions are scaled where all keys are seen, and may have another base where there is a window.
+        default = rope["rope_theta"] if form.window_theta is None else form.window_theta
+        theta = float(metadata.get("rope.freq_base_swa") or default)
         given["sliding_attention"] = {"rope_type": "default", "rope_theta": theta}
         given["full_attention"] = rope
         if metadata.peek("rope.dimension_count") == head_dim:
             metadata.get("rope.dimension_count")
         return
+    if metadata.peek("rope.freq_base_swa") == metadata.peek("rope.freq_base"):
+        metadata.get("rope.freq_base_swa")
     rotated = metadata.peek("rope.dimension_count") or head_dim
-    if "partial_rotary_factor" in given:
+    is_partial = form.is_partial or "partial_rotary_factor" in given
+    if is_partial:
         share = rotated / head_dim
         # transformers rounds the product down.
         rope["partial_rotary_factor"] = share if int(head_dim * share) == rotated else (rotated + 0.5) / head_dim
-    if "partial_rotary_factor" in given or rotated == head_dim:
+    if is_partial or rotated == head_dim:
         metadata.get("rope.dimension_count")
     if len(rope.get("short_factor", ())) not in (0, rotated // 2):
         raise metadata.refusal(f"its factors of rotary positions are not {rotated // 2} numbers")
-    if config.model_type == "phi3":
+    if form.has_two_contexts:
         if rope["rope_type"] not in ("default", "longrope"):
             raise metadata.not_read("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
-        # Phi 3's config has the original context beside the parameters, and prefers it.
         config.original_max_position_embeddings = rope.get(
             "original_max_position_embeddings", config.max_position_embeddings
         )
     config.rope_parameters = rope
 
 
-def _scaled(metadata: GgufMetadata, context: int) -> dict[str, Any]:
+def scaled_rope(metadata: GgufMetadata, context: int) -> dict[str, Any]:
     """Base and scaling of the positions."""
     theta = float(metadata.get("rope.freq_base") or _THETA)
     kind = metadata.get("rope.scaling.type") or "linear"

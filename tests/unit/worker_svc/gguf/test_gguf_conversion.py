@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from distributions import install
 from svc_common.preparation import PreparationFailed
 from tiny_gguf import TinyGguf, write_tiny_gguf
-from worker_svc.gguf_conversion import GgufConversion
+from worker_svc.gguf.conversion import GgufConversion
 
 Convert = Callable[[TinyGguf], Path]
 
@@ -67,9 +68,7 @@ def test_other_types_are_dequantized_and_reported(convert: Convert, reported: li
 
 
 def test_a_type_that_cannot_be_read_is_named_with_those_that_can(convert: Convert) -> None:
-    with pytest.raises(
-        PreparationFailed, match=r"blk\.0\.attn_q\.weight .* stored as F64, .* F32, .*Q4_0, .*IQ4_XS is"
-    ):
+    with pytest.raises(PreparationFailed, match=r"blk\.0\.attn_q\.weight .* stored as F64, .* F32, .*Q4_0, .*MXFP4 is"):
         convert(TinyGguf(stored=lambda name: "F64" if name.endswith("attn_q") else "F32"))
 
 
@@ -101,3 +100,25 @@ def test_a_file_that_is_cut_off_is_named(share: float, tmp_path: Path) -> None:
     gguf.write_bytes(gguf.read_bytes()[: int(gguf.stat().st_size * share)])
     with pytest.raises(PreparationFailed, match=r"tiny\.gguf is damaged or not complete: "):
         GgufConversion(gguf, tmp_path, print).run(keeps_blocks=True)
+
+
+_ORCHID = """
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import ConfigForm, decoder
+
+made = GgufArchitecture(decoder(ConfigForm("llama")), has_rotated_neighbours=True)
+"""
+
+
+def test_another_package_may_register_an_architecture(
+    convert: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PreparationFailed, match="architecture orchid is not supported"):
+        convert(TinyGguf(architecture="orchid"))
+    install(monkeypatch, tmp_path / "site", "orchid", "quire.gguf_architectures", "orchid = orchid_gguf:made", _ORCHID)
+    found, expected = (
+        load_file(convert(TinyGguf(architecture=name, stored=lambda _: "Q8_0")) / "model.safetensors")
+        for name in ("orchid", "llama")
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())

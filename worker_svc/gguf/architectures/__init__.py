@@ -1,0 +1,1 @@
+"""How files of each architecture are read: one module for each `general.architecture`."""

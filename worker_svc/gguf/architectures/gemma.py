@@ -1,0 +1,6 @@
+"""Gemma 1 and CodeGemma."""
+
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import ConfigForm, decoder
+
+ARCHITECTURE = GgufArchitecture(decoder(ConfigForm("gemma")))

@@ -1,0 +1,8 @@
+"""GLM-4-0414 and GLM-Z1."""
+
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import ConfigForm, decoder, has_bias
+
+ARCHITECTURE = GgufArchitecture(
+    decoder(ConfigForm("glm4", biases={"attention_bias": has_bias("attn_qkv", "attn_q", "attn_k", "attn_v")}))
+)

@@ -1,0 +1,6 @@
+"""Jais 2."""
+
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import ConfigForm, decoder
+
+ARCHITECTURE = GgufArchitecture(decoder(ConfigForm("jais2")))

@@ -1,0 +1,6 @@
+"""Qwen 2 and 2.5."""
+
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import ConfigForm, decoder
+
+ARCHITECTURE = GgufArchitecture(decoder(ConfigForm("qwen2")))

@@ -1,0 +1,34 @@
+"""Writes the tokenizer of a GGUF file: as transformers makes it, and with what it does not read of the file."""
+
+from pathlib import Path
+from typing import Any
+
+from svc_common.preparation import Report
+from worker_svc.gguf.metadata import GgufMetadata
+from worker_svc.gguf.text_splits import split_texts
+
+
+def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, needs_config: bool = False) -> None:
+    """Writes tokenizer.json and tokenizer_config.json. Reports a way to split texts that is not known.
+
+    `needs_config`: whether transformers is to make the tokenizer of the class that its config of the file names. It
+    knows few architectures.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    kind: Any = AutoTokenizer if needs_config else PreTrainedTokenizerFast
+    tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
+    _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
+    if metadata.general("tokenizer.ggml.model") == "gpt2":
+        split_texts(tokenizer.backend_tokenizer, metadata.general("tokenizer.ggml.pre"), report)
+    tokenizer.save_pretrained(directory)
+
+
+def _leave_out_prefix(backend: Any, metadata: GgufMetadata) -> None:
+    """Obeys the field that says that no space is added before a text."""
+    from tokenizers import decoders, pre_tokenizers
+
+    has_prefix = metadata.general("tokenizer.ggml.add_space_prefix") is not False
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace) and not has_prefix:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
