@@ -125,6 +125,15 @@ def _neighbours(config: Any, name: str, tensor: Tensor) -> Iterator[Named]:
     yield name, tensor
 
 
+def _granite4(config: Any, name: str, tensor: Tensor) -> Iterator[Named]:
+    """A dense model of Granite 4, whose MLP is that for all tokens of models with experts."""
+    if name.endswith("shared_mlp.input_linear.weight"):
+        for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+            yield f"mlp.{part}_proj.weight", half.contiguous()
+    else:
+        yield from _neighbours(config, name.replace("shared_mlp.output_linear", "mlp.down_proj"), tensor)
+
+
 def _above_one(_config: Any, name: str, tensor: Tensor) -> Iterator[Named]:
     yield name, tensor + 1 if name.endswith("norm.weight") else tensor
 
@@ -303,6 +312,15 @@ CASES: dict[str, GgufCase] = {
     ),
     "granite": GgufCase("granite", _variant("granite", rms_norm_eps=1e-5), _granite, tensors=_neighbours),
     "granite-biased": GgufCase("granite", _variant("granite-biased"), _granite, tensors=_neighbours),
+    "granite4-micro": GgufCase(
+        "granite", _variant("granite4-micro", mamba_d_head=32, rms_norm_eps=1e-5, shared_intermediate_size=160),
+        lambda config: _granite(config) | {
+            "expert_shared_feed_forward_length": config.shared_intermediate_size, "expert_count": 0,
+            "expert_used_count": 0, "ssm.conv_kernel": 4, "ssm.state_size": 256, "ssm.group_count": 1,
+            "ssm.inner_size": 128, "ssm.time_step_rank": 4, "rope.scaling.finetuned": True,
+        },
+        tensors=_granite4,
+    ),
     "granite-moe": GgufCase(
         "granitemoe", _variant("granite-moe"),
         lambda config: _granite(config) | {"expert_count": config.num_local_experts}, tensors=_neighbours,

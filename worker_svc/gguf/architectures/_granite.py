@@ -10,11 +10,20 @@ from worker_svc.gguf.metadata import GgufMetadata
 _NAMES = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
 
 
-def granite(model_type: str) -> Callable[[GgufMetadata], Any]:
-    """Reads configs of this model type."""
-    # A file without positions says that they are not trained.
-    positions = {"rope.scaling.finetuned": (None, True)}
-    return decoder(ConfigForm(model_type, names={"logit_scale": "logits_scaling"}, required=positions, more=_factors))
+def granite(
+    model_type: str, *, names: Mapping[str, str] | None = None, unused: tuple[str, ...] = ()
+) -> Callable[[GgufMetadata], Any]:
+    """Reads configs of this model type; `names` and `unused` are further ones of a `ConfigForm`."""
+    return decoder(
+        ConfigForm(
+            model_type,
+            names={"logit_scale": "logits_scaling", **(names or {})},
+            # A file without positions says that they are not trained.
+            required={"rope.scaling.finetuned": (None, True)},
+            unused=unused,
+            more=_factors,
+        )
+    )
 
 
 def _factors(metadata: GgufMetadata) -> Mapping[str, Any]:

@@ -55,6 +55,12 @@ def test_every_architecture_has_a_case() -> None:
     assert names | ELSEWHERE == set(architecture_names())
 
 
+def test_the_docs_have_every_architecture() -> None:
+    page = (Path(__file__).parents[4] / "docs/design/models.md").read_text()
+    listed = page[page.index("are read natively: ") : page.index(". Their matrices in the types of blocks above")]
+    assert set(re.findall(r"`([^`]+)`", listed)) == {case.architecture for case in CASES.values()} | ELSEWHERE
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_are_those_of_transformers(name: str, converted: Convert) -> None:
     theirs, ours = converted(CASES[name])
