@@ -131,15 +131,16 @@ def word_numbers(  # type: ignore[no-untyped-def]
 def word_codes(  # type: ignore[no-untyped-def]
     b_words, PLANE: tl.constexpr, BITS: tl.constexpr, IS_E2M1: tl.constexpr
 ):
-    """The codes of a plane as int32: unsigned of 4 bits, or int8. IS_E2M1: twice the numbers of codes of e2m1."""
+    """The codes of a plane as int32: unsigned of 4 bits, or int8. IS_E2M1: twice the numbers of codes of e2m1, in
+    float16.
+    """
     if BITS == 8:
         # A shift to the left and one back leave the sign.
         b_codes = (b_words << (24 - 8 * PLANE)) >> 24
     else:
         b_codes = (b_words >> (4 * PLANE)) & 15
         if IS_E2M1:
-            # Without an exponent the mantissa alone, else 2 and it, for each exponent above 1 twice as much.
-            b_exponent, b_mantissa = (b_codes >> 1) & 3, b_codes & 1
-            b_doubles = tl.where(b_exponent == 0, b_mantissa, (2 + b_mantissa) << (tl.maximum(b_exponent, 1) - 1))
-            b_codes = tl.where(b_codes >= 8, -b_doubles, b_doubles)
+            # As in e2m1_ptx
+            b_bits = ((b_codes & 7) << 9) | ((b_codes & 8) << 12)
+            b_codes = b_bits.to(tl.int16).to(tl.float16, bitcast=True) * 32768.0
     return b_codes
