@@ -33,6 +33,7 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "expert_weights_scale": (0.0, 1.0),
     "leading_dense_block_count": (0,),
     "logit_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
     "pooling_type": (0, 3),  # none, or the last token's state, which is that of decoders anyway
     "residual_scale": (0.0, 1.0),
     "rope.scaling.yarn_log_multiplier": (0.0,),

@@ -34,7 +34,7 @@ class RopeForm:
 def read_rope(metadata: GgufMetadata, config: Any, head_dim: int, form: RopeForm) -> None:
     """Sets `rope_parameters`. Raises PreparationFailed for positions that they cannot hold."""
     given = config.rope_parameters
-    rope = scaled_rope(metadata, config.max_position_embeddings)
+    rope = _scaled(metadata, config.max_position_embeddings)
     if rope["rope_type"] == "yarn" and not form.truncates:
         rope["truncate"] = False
     if "full_attention" in given:
@@ -67,7 +67,7 @@ def read_rope(metadata: GgufMetadata, config: Any, head_dim: int, form: RopeForm
     config.rope_parameters = rope
 
 
-def scaled_rope(metadata: GgufMetadata, context: int) -> dict[str, Any]:
+def _scaled(metadata: GgufMetadata, context: int) -> dict[str, Any]:
     """Base and scaling of the positions."""
     theta = float(metadata.get("rope.freq_base") or _THETA)
     kind = metadata.get("rope.scaling.type") or "linear"
