@@ -4,8 +4,8 @@
         --windows FILE --folder FOLDER --output FILE
 
 The checkpoint is read back from its files in bfloat16 on the CPU. Those of GPTQ and AWQ are computed by gptqmodel's
-kernels in torch, which unpack the weights; those of AutoRound, bitsandbytes and compressed-tensors by transformers with
-these packages. Where the scheme of the last rounds activations too, they are measured without that and with it.
+kernels in torch, which unpack the weights; those of bitsandbytes and compressed-tensors by transformers with these
+packages. Where the scheme of the last rounds activations too, they are measured without that and with it.
 """
 
 import argparse
@@ -83,7 +83,7 @@ WRITERS: Mapping[str, Callable[[Path, Path, Scheme, Path], None]] = {
 def read_back(directory: Path) -> Any:
     """The model in a checkpoint, as the tool of its format computes it."""
     method = json.loads((directory / "config.json").read_bytes())["quantization_config"]["quant_method"]
-    if method in ("auto-round", "bitsandbytes", "compressed-tensors"):
+    if method in ("bitsandbytes", "compressed-tensors"):
         transformers: Any = importlib.import_module("transformers")
         return transformers.AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.bfloat16).eval()
     gptqmodel: Any = importlib.import_module("gptqmodel")

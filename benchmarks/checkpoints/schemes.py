@@ -55,15 +55,6 @@ CHECKPOINTS: Mapping[str, Checkpoint] = {
     ),
     "gptq-8": _auto_round("GPTQ, 8 bits", 8, symmetric=True, layout="auto_gptq", quantization="w8a16"),
     "awq-4": _auto_round("AWQ, 4 bits, zero points", 4, symmetric=False, layout="auto_awq", quantization="w4a16"),
-    # gptqmodel does not read this layout.
-    "auto-round-4": Checkpoint(
-        "AutoRound, 4 bits, zero points",
-        "auto-round",
-        "gptqmodel",
-        "auto-round",
-        {"bits": 4, "sym": False, "format": "auto_round"},
-        "w4a16",
-    ),
     "w4a16": _compressed("W4A16", _weights(4, symmetric=True), "w4a16"),
     "w4a16-zeros": _compressed("W4A16, zero points", _weights(4, symmetric=False), "w4a16"),
     "w8a16": _compressed("W8A16", _weights(8, symmetric=True), "w8a16"),
