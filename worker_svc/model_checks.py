@@ -38,7 +38,7 @@ from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.stored_linear import layer_format, shapes_of
 from worker_svc.model.support import is_native_alone, unsupported_reason
-from worker_svc.model.tensor_names import described_names
+from worker_svc.model.tensor_names import described_names, renamed_format
 from worker_svc.model.value_models import for_task
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.model.weights import open_weights, weight_files
@@ -214,6 +214,7 @@ def _check_tensors(
     """Raises IncompleteModel if a tensor is missing or of another shape."""
     stored_names = names_read(weight_format, shapes)
     places = described_names(model, stored_names.keys())
+    weight_format = renamed_format(weight_format, places)
     expected = dict(model.shapes)
     for layer in model.linear_layers:
         if layer is not model.head or not model.tied_embeddings:

@@ -25,6 +25,8 @@ from worker_svc.model.weights import Checkpoint, open_weights, weight_files
 
 _PER_NUMBER = {"int8": 1.0, "w8a8": 1.0, "w4a16": 0.625, "w4a8": 0.625, "fp8": 1.0}
 """Bytes of a weight, by QUIRE_QUANTIZATION: a group of 32 numbers in 4 bits has 4 bytes more."""
+_IN_4_BITS = ("w4a16", "w4a8")
+_BLOCK_BITS = 1024  # of the words of a block: see quire_kernels/weight_only_matrix.py
 _PLAIN = {"F64", "F32", "F16", "BF16"}  # stored numbers that are converted to the dtype of the computation
 _STORED = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes; all others have one
 
@@ -127,11 +129,14 @@ class DecoderSizes:
         codes = StoredCodes.of(linear, self.weight_format, self.names)
         of_expert = linear in self._experts(kernels)
         if codes.has_blocks if is_head else codes.keeps_blocks(of_expert=of_expert):
-            return self._form_of_blocks(linear, takes_e2m1=_takes_e2m1(asked, kernels)).bytes_held
+            return _held(self._form_of_blocks(linear, takes_e2m1=_takes_e2m1(asked, kernels)), linear.inputs, kernels)
         if is_head:
             return 1.0
-        if codes.keeps_nibbles(of_expert=of_expert) and _keeps_nibbles(asked, kernels):
-            return CodeForm(4, DEFAULT_GROUP).bytes_held
+        keeps_nibbles = codes.keeps_nibbles(of_expert=of_expert) and _keeps_nibbles(asked, kernels)
+        if keeps_nibbles or asked in _IN_4_BITS:
+            return _held(CodeForm(4, DEFAULT_GROUP), linear.inputs, kernels)
+        if asked == "int8" and kernels == "triton":
+            return _in_words(8, linear.inputs) / linear.inputs
         return _PER_NUMBER[asked]
 
     @cached_property
@@ -172,6 +177,18 @@ class DecoderSizes:
         return joined_form(forms)
 
 
+def _held(form: CodeForm, inputs: int, kernels: str) -> float:
+    """What a number takes in codes. On a GPU these fill whole blocks of words, and a group has four bytes more."""
+    if kernels != "triton":
+        return form.bytes_held
+    return (_in_words(form.bits, inputs) + 4 * -(-inputs // form.group)) / inputs
+
+
+def _in_words(bits: int, inputs: int) -> int:
+    """What the words of an output take."""
+    return -(-inputs * bits // _BLOCK_BITS) * _BLOCK_BITS // 8
+
+
 def _whole(form: BlockForm | None) -> BlockForm | None:
     """The form of a layer whose codes of e2m1, if it has some, become whole numbers, which have 5 bits."""
     return form if form is None or not form.is_e2m1 else BlockForm(5, form.group)
@@ -195,11 +212,10 @@ def read_decoder_sizes(
 
     A head in whose place the embedding is used does not count; where both are stored, they are compared.
     """
-    weight_format = format_of(directory)
-    checkpoint = Checkpoint(directory, weight_format, dtype, torch.device("cpu"))
+    checkpoint = Checkpoint(directory, format_of(directory), dtype, torch.device("cpu"))
     has_copy = drops_head(description, checkpoint)
     head = {f"{stored.name}.weight" for stored in description.head.stored} if has_copy else set()
-    return DecoderSizes(description, weight_format, set(checkpoint.names) - head, has_head)
+    return DecoderSizes(description, checkpoint.weight_format, set(checkpoint.names) - head, has_head)
 
 
 def read_value_sizes(directory: Path, description: AnyDescription, dtype: torch.dtype) -> WeightSizes:

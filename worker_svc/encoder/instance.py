@@ -7,7 +7,14 @@ import torch
 
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
 from worker_svc.description import WorkerDescription, WorkerLimits
-from worker_svc.encoder.backend import KERNELS, EncoderBackend, choose_kernels, load_backend, quantization_of_values
+from worker_svc.encoder.backend import (
+    KERNELS,
+    EncoderBackend,
+    check_quantized,
+    choose_kernels,
+    load_backend,
+    quantization_of_values,
+)
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, ScorePooler
 from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.fingerprint import model_fingerprint
@@ -66,6 +73,7 @@ def load_encoder(
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     defaults, layers = EmbeddingDefaults(), list[DenseLayer]()
+    check_quantized(settings, description, dtype, device)
     kernels, _ = choose_kernels(settings, description, dtype, device)
     sizes = read_value_sizes(served.path, description, dtype)
     check_fits(settings.model_copy(update={"quantization": quantization}), sizes, kernels, None, device, dtype)

@@ -7,6 +7,7 @@ from math import prod
 from torch import Tensor
 
 from worker_svc.model.description import ExpertsSpec, ModelDescription
+from worker_svc.model.weight_format import RenamedFormat, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,15 @@ def described_names(description: ModelDescription, stored: Collection[str]) -> d
                 if (of_all := names.pop(fused, None)) is not None:
                     names |= {name: StoredTensor(of_all.name, rows) for name, rows in weights}
     return _unstacked(description, names)
+
+
+def renamed_format(weight_format: WeightFormat, places: Mapping[str, StoredTensor]) -> WeightFormat:
+    """A format that is asked by the names of a description, of a checkpoint whose tensors have these places."""
+    layers = {
+        name.rpartition(".")[0]: place.name.rpartition(".")[0] for name, place in places.items() if place.part is None
+    }
+    names = {layer: stored for layer, stored in layers.items() if layer != stored}
+    return RenamedFormat(weight_format, names) if names else weight_format
 
 
 def _unstacked(description: ModelDescription, names: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

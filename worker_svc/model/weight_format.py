@@ -231,6 +231,37 @@ def group_bits(weight_format: WeightFormat, layer: str) -> int | None:
     return weight_format.group_bits(layer) if isinstance(weight_format, GroupFormat) else None
 
 
+class RenamedFormat:
+    """A `WeightFormat` of a checkpoint whose layers have other names than in the description: another format is asked
+    by these.
+    """
+
+    def __init__(self, stored: WeightFormat, names: Mapping[str, str]) -> None:
+        """`names` are those in the checkpoint, by those in the description, where they differ."""
+        self._stored, self._names = stored, names
+
+    def read_as(self, name: str) -> str | None:
+        return self._stored.read_as(name)
+
+    def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
+        name = self._name_of(layer)
+        shapes = self._stored.tensors(name, outputs, inputs)
+        return {f"{layer}{tensor.removeprefix(name)}": shape for tensor, shape in shapes.items()}
+
+    def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
+        name = self._name_of(layer)
+        return self._stored.weight(name, {f"{name}{key.removeprefix(layer)}": each for key, each in tensors.items()})
+
+    def block_form(self, layer: str) -> BlockForm | None:
+        return block_form(self._stored, self._name_of(layer))
+
+    def group_bits(self, layer: str) -> int | None:
+        return group_bits(self._stored, self._name_of(layer))
+
+    def _name_of(self, layer: str) -> str:
+        return self._names.get(layer, layer)
+
+
 def equal_groups(groups: Tensor, sizes: Iterable[int]) -> int | None:
     """The first of these sizes that all groups of neighbouring inputs are multiples of, of the group of each input;
     None: there is none.

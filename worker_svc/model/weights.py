@@ -11,10 +11,10 @@ from torch import Tensor
 
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.config import read_object
-from worker_svc.model.formats.dense import require_numbers
+from worker_svc.model.formats.dense import DenseFormat, require_numbers
 from worker_svc.model.linear_description import Norm
 from worker_svc.model.tensor_file import TensorFile
-from worker_svc.model.tensor_names import StoredTensor
+from worker_svc.model.tensor_names import StoredTensor, renamed_format
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.page_release import trim_heap
 
@@ -156,6 +156,8 @@ class Checkpoint:
             file, stored = self._files[place.name]
             renamed[name] = file, StoredTensor(stored.name, place.part or stored.part)
         self._files = renamed
+        if not isinstance(self.weight_format, DenseFormat):
+            self.weight_format = renamed_format(self.weight_format, places)
 
     def drop(self, name: str) -> None:
         """Leaves a tensor unused, if it exists."""

@@ -20,9 +20,10 @@ import compiled
 from llama_models import SIZES
 from quantized_models import in_order, quantize, save_quantized
 from quire_kernels.cpu.experts import PackedExperts
+from quire_kernels.weight_only_matrix import GroupScales, WeightOnlyMatrix, pack_codes
 from svc_common.settings import read_settings
 from tiny_gguf import TOKENS, TinyGguf, write_tiny_gguf
-from worker_svc import model_fit
+from worker_svc import model_fit, weight_sizes
 from worker_svc.attention import CompiledKernels
 from worker_svc.cache import CacheShape
 from worker_svc.errors import UnsupportedModel
@@ -35,7 +36,7 @@ from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import Quantization
-from worker_svc.model.weight_format import WeightFormat, format_of
+from worker_svc.model.weight_format import CodeForm, WeightFormat, format_of
 from worker_svc.model_fit import check_fits
 from worker_svc.prepare import convert_gguf
 from worker_svc.settings import WorkerSettings
@@ -139,7 +140,9 @@ def test_blocks_are_counted_as_they_are_computed(tmp_path: Path, *, tied: bool) 
     assert sizes.num_bytes(torch.bfloat16, "none", "torch") == 2 * (of_both + layers + norms)
     held = layers * 5 // 8 + embedding * 17 // 16
     assert sizes.num_bytes(torch.bfloat16, "w4a8", "compiled") == 2 * (embedding + norms) + held
-    assert sizes.num_bytes(torch.bfloat16, "w4a16", "triton") == 2 * (of_both + norms) + layers * 5 // 8
+    # Of outputs with 64 and 96 inputs: a block of words, and four bytes for each group
+    in_words = 2 * ((2 * 64 + 2 * 32 + 2 * 96) * (128 + 2 * 4) + 64 * (128 + 3 * 4))
+    assert sizes.num_bytes(torch.bfloat16, "w4a16", "triton") == 2 * (of_both + norms) + in_words
     without_head = read_decoder_sizes(tmp_path, described_in(tmp_path), torch.bfloat16, has_head=False)
     assert without_head.num_bytes(torch.bfloat16, "w4a16", "compiled") == 2 * (embedding + norms) + layers * 5 // 8
 
@@ -240,11 +243,13 @@ def test_the_model_fits_with_each_way_that_the_refusal_names(
     ("quantization", "smaller"), [("int8", "w4a16"), ("w8a8", "w4a16"), ("fp8", "w4a16"), ("w4a16", None)]
 )
 def test_weights_in_8_bits_may_have_4_on_a_gpu(
-    quantization: str, smaller: str | None, gpu: Callable[..., None], tiny_llama: Path
+    quantization: str, smaller: str | None, gpu: Callable[..., None], save_model: Callable[..., Path]
 ) -> None:
-    free = 0.99 * weights_of(tiny_llama, quantization, "triton")
+    """Of layers that fill blocks of words."""
+    directory = save_model(LlamaConfig(**WIDE | {"hidden_size": 256, "num_attention_heads": 4}))
+    free = 0.99 * weights_of(directory, quantization, "triton")
     with pytest.raises(OutOfMemory) as refused:
-        gpu(free, "--num-blocks", "1", "--quantization", quantization, dtype=torch.float32)
+        gpu(free, "--num-blocks", "1", "--quantization", quantization, dtype=torch.float32, directory=directory)
     assert (f"QUIRE_QUANTIZATION={smaller} (" in str(refused.value)) == (smaller is not None)
 
 
@@ -379,7 +384,7 @@ def _assert_counted(directory: Path, quantization: str, rel: float) -> None:
 
 
 def test_a_gpu_keeps_codes_of_4_bits_with_int8_alone(save_model: Callable[..., Path], tmp_path: Path) -> None:
-    directory = save_model(LlamaConfig(**WIDE))
+    directory = save_model(LlamaConfig(**WIDE | {"hidden_size": 256, "num_attention_heads": 4}))
     description = describe(read_config(directory))
     assert isinstance(description, ModelDescription)
     numbers = {
@@ -397,7 +402,17 @@ def test_a_gpu_keeps_codes_of_4_bits_with_int8_alone(save_model: Callable[..., P
         return (counted - in_dtype) / numbers["layers"]
 
     assert [of_layers(4, each) for each in ("int8", "w4a16", "w8a8", "fp8")] == [0.625, 0.625, 1, 1]
-    assert {of_layers(8, each) for each in Quantization} == {1.0625}
+    assert {of_layers(8, each) for each in Quantization} == {1.125}
+
+
+@pytest.mark.parametrize(("bits", "group", "inputs"), [(4, 32, 2880), (4, 16, 1408), (8, 32, 896), (4, 32, 256)])
+def test_codes_on_a_gpu_fill_whole_blocks_of_words(bits: int, group: int, inputs: int) -> None:
+    scales = GroupScales(torch.ones(inputs // group, 8).half(), torch.ones(8))
+    words = pack_codes(torch.zeros(8, inputs, dtype=torch.uint8 if bits == 4 else torch.int8), bits)
+    matrix = WeightOnlyMatrix.in_groups(words, bits, inputs, group, scales)
+    assert matrix.pairs is not None
+    held = (matrix.words.nbytes + matrix.pairs.nbytes) / (8 * inputs)
+    assert weight_sizes._held(CodeForm(bits, group), inputs, "triton") == held
 
 
 def format_of_gptq(bits: int, directory: Path) -> WeightFormat:
@@ -410,12 +425,18 @@ def format_of_gptq(bits: int, directory: Path) -> WeightFormat:
 @pytest.fixture
 def gpu(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Checks the model on a GPU that has so many free bytes, with 16 blocks and some settings."""
-    description = described_in(tiny_llama)
 
-    def check(free: float, *args: str, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> None:
+    def check(
+        free: float,
+        *args: str,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype | None = None,
+        directory: Path = tiny_llama,
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(free), 80 * 2**30))
-        settings = read_settings(WorkerSettings, ["--model", str(tiny_llama), "--num-blocks", "16", *args])
-        sizes = read_decoder_sizes(tiny_llama, description, dtype)
+        settings = read_settings(WorkerSettings, ["--model", str(directory), "--num-blocks", "16", *args])
+        description = described_in(directory)
+        sizes = read_decoder_sizes(directory, description, dtype)
         check_fits(settings, sizes, "triton", description, torch.device("cuda"), dtype, cache_dtype)
 
     return check

@@ -72,7 +72,7 @@ class E2m1Weight:
         codes, word = torch.arange(256), {1: torch.int16, 2: torch.int32, 4: torch.int64}[of_codes.itemsize]
         of_bytes = torch.stack((of_codes[codes % 16], of_codes[codes // 16]), 1).view(word).flatten()
         # By NumPy, which takes bytes as indices: a fifth of the time
-        words = torch.from_numpy(np.take(of_bytes.numpy(), self.codes.numpy()))
+        words = torch.from_numpy(np.ascontiguousarray(np.take(of_bytes.numpy(), self.codes.numpy())))
         return words.view(of_codes.dtype).view(*self.scales.shape, self.group)
 
 

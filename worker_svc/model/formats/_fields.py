@@ -1,9 +1,12 @@
 """Fields of a model's `quantization_config`. Each error names the field, and says what it must be."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from worker_svc.errors import UnsupportedModel
+
+_MOST = 2**31  # of inputs or outputs
 
 
 class Fields:
@@ -34,7 +37,7 @@ class Fields:
         """The number of inputs in a group; None: all inputs are one group."""
         name = self.has(*names) or names[0]
         value = self._content.get(name)
-        if type(value) is not int or (value <= 0 and value != -1):
+        if type(value) is not int or not (0 < value <= _MOST or value == -1):
             raise self.refuse(name, "a positive number of inputs, or -1")
         return None if value == -1 else value
 
@@ -44,10 +47,10 @@ class Fields:
             raise self.refuse(name, "true or false")
         return default if value is None else value
 
-    def word(self, name: str, choices: Collection[str], default: str) -> str:
-        """A name among `choices`, which are in lower case, in letters of any case."""
+    def word(self, name: str, choices: Collection[str], default: str | None = None) -> str:
+        """A name among `choices`, which are in lower case, in letters of any case. Without a default it is needed."""
         value = self._content.get(name)
-        if value is None:
+        if value is None and default is not None:
             return default
         if not isinstance(value, str) or value.lower() not in choices:
             raise self.refuse(name, _either(sorted(choices)))
@@ -69,9 +72,24 @@ class Fields:
         if value is None:
             return None
         sizes = value if isinstance(value, list) else []
-        if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        if len(sizes) != 2 or not all(type(size) is int and 0 < size <= _MOST for size in sizes):
             raise self.refuse(name, "two positive numbers, of outputs and inputs")
         return sizes[0], sizes[1]
+
+    def texts(self, name: str) -> list[str]:
+        """A list of texts; empty if it is missing."""
+        value = self._content.get(name)
+        if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+            raise self.refuse(name, "a list of texts")
+        return value or []
+
+    def pattern(self, name: str, text: str) -> re.Pattern[str]:
+        """A regular expression that the field has."""
+        try:
+            return re.compile(text)
+        except (re.error, OverflowError, RecursionError) as error:
+            shown = text if len(text) <= 80 else f"{text[:80]}…"
+            raise UnsupportedModel(f"{self._path}.{name}: {shown!r} is no regular expression: {error}") from error
 
     def names(self, name: str) -> list[Any]:
         """A list of names of layers, or of lists of them; empty if it is missing."""
@@ -90,8 +108,10 @@ class Fields:
         return [found.object(each) for each in found._content]
 
     def listed(self, name: str) -> "list[Fields]":
-        """The fields of each object in a list; empty if it is missing."""
+        """The fields of each object in a list, or of the one object; empty if it is missing."""
         value = self._content.get(name)
+        if isinstance(value, dict):
+            return [self.object(name)]
         if value is not None and not (isinstance(value, list) and all(isinstance(each, dict) for each in value)):
             raise self.refuse(name, "a list of objects")
         return [Fields(each, f"{self._path}.{name}[{number}]") for number, each in enumerate(value or [])]

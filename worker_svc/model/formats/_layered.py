@@ -20,11 +20,13 @@ class LayeredFormat:
         default: WeightFormat,
         layers: Mapping[str, WeightFormat],
         patterns: Sequence[tuple[re.Pattern[str], WeightFormat]] = (),
+        *,
+        anywhere: bool = False,
     ) -> None:
-        """`layers` by name; else a layer has the format of the first of `patterns` that its name begins with, else
-        `default`.
+        """`layers` by name; else a layer has the format of the first of `patterns` that its name begins with, or has
+        `anywhere`, else `default`.
         """
-        self._default, self._layers, self._patterns = default, layers, patterns
+        self._default, self._layers, self._patterns, self._anywhere = default, layers, patterns, anywhere
 
     def read_as(self, name: str) -> str | None:
         return None if name.endswith(UNREAD) else self._of(name.rpartition(".")[0]).read_as(name)
@@ -44,5 +46,6 @@ class LayeredFormat:
     def _of(self, layer: str) -> WeightFormat:
         if (found := self._layers.get(layer)) is not None:
             return found
-        of_patterns = (found for pattern, found in self._patterns if pattern.match(layer))
+        find = re.Pattern.search if self._anywhere else re.Pattern.match
+        of_patterns = (found for pattern, found in self._patterns if find(pattern, layer))
         return next(of_patterns, self._default)

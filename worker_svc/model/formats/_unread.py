@@ -7,6 +7,7 @@ _OF_ACTIVATIONS = (
     ".input_global_scale",
     ".activation_scale",
     ".output_scale",
+    ".prob_output_scale",
     ".output_zero_point",
 )
 _OF_KV = (

@@ -1,6 +1,6 @@
 """AutoRound: weights that its tool has tuned, in the layouts of other formats; layers may differ.
 
-Source: auto-round 0.16.1, `auto_round/export/export_to_autoround` and
+Source: auto-round 0.16.1, `auto_round/export/export_to_autoround`, `auto_round/inference/convert_model.py` and
 `auto_round_extension/torch/qlinear_torch.py`.
 """
 
@@ -19,27 +19,40 @@ from worker_svc.model.formats.gptq import GptqFormat
 from worker_svc.model.weight_format import WeightFormat
 
 _BITS = range(2, 9)
-_AWQ = "auto_round:auto_awq"
+_LARGEST_CODE = 8  # bits; a number of more is not quantized
+_OF_AWQ = ("auto_round:auto_awq", "auto_round:awq")
+_OF_FLOATS = ("auto_round:fp8", "auto_round:fp8_static", "auto_round:llm_compressor")
 # Zero points are stored less 1, as GPTQ has them, or as they are. Groups are of neighbouring inputs in both.
 _ZERO_OFFSETS = {
+    "auto": 1,
     "auto_round": 0,
     "auto_round:auto_gptq": 1,
     "auto_round:exllamav2": 0,
+    "auto_round:gptq": 1,
     "auto_round:gptqmodel": 0,
     "auto_round:tritonv2": 0,
 }
-_FLOATS = ("auto_round:fp8", "auto_round:fp8_static", "auto_round:llm_compressor")
-_UNQUANTIZED = 16  # bits
+_PACKINGS = (*_ZERO_OFFSETS, *_OF_AWQ, *_OF_FLOATS)
+# A key that is no name of a layer is a pattern.
+_NAME_OF_A_LAYER = re.compile(r"(?:\w+\.)+\d+\.[\w.]+")
+_CHANGING = ("rotation_config", "spinquant_config", "super_bits", "transform_config")
 
 
-def _format_of(fields: Fields, packing: str) -> WeightFormat:
+def _format_of(fields: Fields) -> WeightFormat:
+    """How weights are stored, of a model or a layer."""
+    for name in _CHANGING:
+        if fields.has(name):
+            raise fields.refuse(name, "null: it would change the weights, and is not applied")
     data_type = fields.text("data_type", "int")
-    if packing in _FLOATS:
+    packing = fields.word("packing_format", _PACKINGS, "auto" if data_type == "int" else "auto_round:llm_compressor")
+    if packing in _OF_FLOATS:
         return _float_format(fields, data_type)
     if data_type != "int":
         raise fields.refuse("data_type", f"int with the packing_format {packing}")
+    if fields.has("act_bits"):
+        fields.one_of((16, 32), "act_bits")
     fields.boolean("sym", default=True)  # zero points are stored in any case
-    if packing == _AWQ:
+    if packing in _OF_AWQ:
         fields.one_of((4,), "bits")
         return AwqFormat(fields.group_size("group_size"))
     return GptqFormat(
@@ -65,36 +78,21 @@ def _float_format(fields: Fields, data_type: str) -> WeightFormat:
     return Float8Format((1, None) if fields.one_of((-1, 0), "group_size") else (None, None))
 
 
-def _make(quantization: Mapping[str, Any]) -> WeightFormat:
+def _make(quantization: Mapping[str, Any]) -> LayeredFormat:
     fields = Fields(quantization)
-    packing = fields.word("packing_format", (*_ZERO_OFFSETS, _AWQ, *_FLOATS), "auto_round:auto_gptq")
-    for name in ("rotation_config", "transform_config", "super_bits"):
-        if fields.has(name):
-            raise fields.refuse(name, "null: it would change the weights, and is not applied")
-    if packing not in _FLOATS and fields.has("act_bits"):
-        fields.one_of((_UNQUANTIZED,), "act_bits")
+    default = _format_of(fields)
     layers: dict[str, WeightFormat] = {}
     patterns: list[tuple[re.Pattern[str], WeightFormat]] = []
     for name, changes in fields.mapping("extra_config").items():
         if not isinstance(changes, dict):
             raise UnsupportedModel(f"quantization_config.extra_config: {name!r} must have an object, not {changes!r}")
-        if changes.get("bits") == _UNQUANTIZED:
+        bits = changes.get("bits")
+        if isinstance(bits, int) and bits > _LARGEST_CODE:
             continue  # its tensors say so
-        own = _format_of(Fields({**quantization, **changes}, f"quantization_config.extra_config[{name!r}]"), packing)
-        if re.fullmatch(r"[\w.]+", name):
-            layers[name] = own
-        else:
-            patterns.append((_compiled(name), own))
-    return LayeredFormat(_format_of(fields, packing), layers, patterns)
-
-
-def _compiled(name: str) -> re.Pattern[str]:
-    try:
-        return re.compile(name)
-    except re.error as error:
-        raise UnsupportedModel(
-            f"quantization_config.extra_config: {name!r} is no regular expression: {error}"
-        ) from error
+        layers[name] = _format_of(Fields({**quantization, **changes}, f"quantization_config.extra_config[{name!r}]"))
+        if _NAME_OF_A_LAYER.fullmatch(name) is None:
+            patterns.append((fields.pattern("extra_config", name), layers[name]))
+    return LayeredFormat(default, layers, patterns, anywhere=True)
 
 
 FORMAT = _make

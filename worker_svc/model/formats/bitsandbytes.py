@@ -20,22 +20,30 @@ from worker_svc.model.formats.dense import DenseWeight
 
 _ANY = (-1,)  # how many numbers there are follows from sizes that the tensor `quant_state` has
 _LARGEST = 127  # what codes of 8 bits are divided by
+_BY_OUTPUTS = 0  # of orders of codes of 8 bits
 
 
 @dataclass(frozen=True, slots=True)
 class _Int8Format:
-    """A `WeightFormat` of two tensors for each layer: `weight` and `SCB`, the largest number of each output."""
+    """A `WeightFormat` of three tensors for each layer: `weight`, `SCB`, the largest number of each output, and
+    `weight_format`, the order of codes.
+    """
 
     def read_as(self, name: str) -> str | None:
-        return None if name.endswith(".weight_format") else name
+        return name
 
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
-        return {f"{layer}.weight": (outputs, inputs), f"{layer}.SCB": (outputs,)}
+        return {f"{layer}.weight": (outputs, inputs), f"{layer}.SCB": (outputs,), f"{layer}.weight_format": ()}
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> ScaledWeight:
         codes, largest = tensors[f"{layer}.weight"], tensors[f"{layer}.SCB"]
         require_dtype(f"{layer}.weight", codes, torch.int8)
         require_dtype(f"{layer}.SCB", largest, torch.float32)
+        if int(order := tensors[f"{layer}.weight_format"]) != _BY_OUTPUTS:
+            raise UnsupportedModel(
+                f"the tensor {layer}.weight_format is {int(order)}, not {_BY_OUTPUTS}: codes in another order than "
+                "output by output are not read"
+            )
         scales = largest.view(-1, 1) / _LARGEST
         return ScaledWeight(codes, scales, None, blocks(len(codes), 1), blocks(codes.shape[1], None))
 
@@ -80,6 +88,8 @@ class _NibbleFormat:
         bytes_ = found[""].flatten()
         codes = torch.stack((bytes_ >> 4, bytes_ & 15), 1).flatten()  # the first of two is the higher one
         outputs, inputs = state.shape
+        if not 0 <= len(codes) - outputs * inputs <= 1:
+            raise UnsupportedModel(f"{layer}.weight has {len(codes)} codes, and is {list(state.shape)}")
         numbers = _decoded(layer, codes[: outputs * inputs], found["quant_map"], largest.float(), state.block)
         return DenseWeight(numbers.view(outputs, inputs))
 
@@ -104,7 +114,7 @@ def _state(layer: str, stored: Tensor) -> _State:
         outputs, inputs = map(int, content["shape"])
         block, nested = int(content["blocksize"]), int(content.get("nested_blocksize", 1))
         offset = float(content.get("nested_offset", 0))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UnsupportedModel(
             f"the tensor {layer}.weight.quant_state does not have a layer's shape and blocksize: {error!r}"
         ) from error
@@ -123,7 +133,7 @@ def _decoded(layer: str, codes: Tensor, meaning: Tensor, scales: Tensor, block: 
         raise UnsupportedModel(
             f"{layer}.weight has {num_blocks} blocks of {block} numbers, and scales of {scales.numel()} blocks"
         )
-    of_codes = scales.float().flatten().repeat_interleave(block)[: len(codes)]
+    of_codes = scales.float().flatten().repeat_interleave(min(block, len(codes)))[: len(codes)]
     return meaning.float()[codes.int()].mul_(of_codes)
 
 

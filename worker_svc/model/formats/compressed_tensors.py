@@ -6,7 +6,6 @@ Source: compressed-tensors 0.20.0, `compressed_tensors/compressors/pack_quantize
 0.12.2, which later versions dropped.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -175,11 +174,15 @@ def _make(quantization: Mapping[str, Any]) -> LayeredFormat:
     formats: dict[str, WeightFormat] = {}
     for group in fields.objects("config_groups"):
         found = _format_of(group, layout)
-        targets = group.names("targets")
+        targets = group.texts("targets")
         if found is not None:
             formats |= dict.fromkeys(targets, found)
     # The package that writes these models tries patterns in this order, whatever that of the groups.
-    patterns = [(_compiled(target), formats[target]) for target in sorted(formats) if target.startswith(_REGEX)]
+    patterns = [
+        (fields.pattern("config_groups", target.removeprefix(_REGEX)), formats[target])
+        for target in sorted(formats)
+        if target.startswith(_REGEX)
+    ]
     layers = {target: found for target, found in formats.items() if not target.startswith(_REGEX)}
     return LayeredFormat(formats.get(_LINEAR, DENSE), layers, patterns)
 
@@ -231,15 +234,6 @@ def _block(weights: Fields, strategy: str) -> Block:
     if block is None:
         raise weights.refuse("block_structure", "two numbers, of outputs and inputs, where strategy is block")
     return block
-
-
-def _compiled(target: str) -> re.Pattern[str]:
-    try:
-        return re.compile(target.removeprefix(_REGEX))
-    except re.error as error:
-        raise UnsupportedModel(
-            f"quantization_config.config_groups: the target {target!r} is no regular expression: {error}"
-        ) from error
 
 
 FORMAT = _make

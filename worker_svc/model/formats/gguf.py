@@ -118,7 +118,7 @@ def _make(quantization: Mapping[str, Any]) -> GgufFormat:
     fields = Fields(quantization)
     types = {}
     for layer, name in fields.mapping("types").items():
-        if name not in BLOCK_TYPES:
+        if not isinstance(name, str) or name not in BLOCK_TYPES:
             raise UnsupportedModel(
                 f"quantization_config.types: {layer} is stored as {name!r}; the types that are read: "
                 f"{', '.join(BLOCK_TYPES)}"

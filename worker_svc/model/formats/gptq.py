@@ -111,10 +111,7 @@ def _dynamic(fields: Fields, default: GptqFormat) -> list[tuple[re.Pattern[str],
     """The formats of `dynamic`, by pattern, in order. Those of layers that it excludes (`-:`) are never used."""
     formats = []
     for key, overrides in fields.mapping("dynamic").items():
-        try:
-            pattern = re.compile(key.removeprefix("-:").removeprefix("+:"))
-        except re.error as error:
-            raise UnsupportedModel(f"quantization_config.dynamic: {key!r} is no regular expression: {error}") from error
+        pattern = fields.pattern("dynamic", key.removeprefix("-:").removeprefix("+:"))
         if not isinstance(overrides, dict):
             raise UnsupportedModel(f"quantization_config.dynamic: {key!r} must have an object, not {overrides!r}")
         other = Fields(overrides, f"quantization_config.dynamic[{key!r}]")

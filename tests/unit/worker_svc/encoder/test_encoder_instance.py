@@ -27,6 +27,7 @@ from described_models import description_of
 from encoder_model import WORDS, encoder_tokenizer
 from llama_models import VARIANTS, save_model
 from llama_models import prompts as decoder_prompts
+from quantized_models import in_order, quantize, save_quantized
 from quire.worker.v1 import worker_pb2 as pb
 from reranker_files import write_reranker_files
 from svc_common.settings import read_settings
@@ -110,6 +111,25 @@ HEADS = {"compiled": 3, "torch": 4}
 def kernels(request: pytest.FixtureRequest) -> str:
     """Which kernels compute the model."""
     return str(request.param)
+
+
+@pytest.mark.parametrize("task", ["embed", "generate"])
+def test_a_format_of_weights_that_a_processor_does_not_compute_is_refused_by_name(task: str, tmp_path: Path) -> None:
+    """Of a checkpoint whose codes would be kept, before its size is judged."""
+    directory = tmp_path / "dense"
+    directory.mkdir()
+    save_model(directory, VARIANTS["qwen3"]())
+
+    def stored(layer: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor] | None:
+        if layer == "lm_head" or weight.shape[0] % 8 or weight.shape[1] % 8:
+            return None
+        codes = quantize(weight, 4, in_order(weight.shape[1], -1), sym=True)
+        return codes.gptq(layer), codes.dense()
+
+    config = {"quant_method": "gptq", "bits": 4, "group_size": -1}
+    packed = save_quantized(directory, tmp_path / "packed", stored, quantization_config=config)
+    with pytest.raises(StartupFailed, match="QUIRE_QUANTIZATION is fp8, which is for a GPU"):
+        load(packed, "--task", task, "--device", "cpu", "--quantization", "fp8")
 
 
 def test_the_compiled_kernels_compute_what_they_support(tmp_path: Path) -> None:

@@ -94,8 +94,11 @@ def test_its_codes_are_kept(save_model: Save, tmp_path: Path) -> None:
     assert {layer.qkv.matrix_format for layer in layers} == {MatrixFormat.W4A16}
 
 
-def test_layers_may_have_other_bits_or_none(save_model: Save, reference: Reference, tmp_path: Path) -> None:
-    """By name or by a pattern; with 16 bits a layer is dense."""
+@pytest.mark.parametrize("pattern", [".*down_proj.*", r"mlp\.down_proj$", "down_proj"])
+def test_layers_may_have_other_bits_or_none(
+    pattern: str, save_model: Save, reference: Reference, tmp_path: Path
+) -> None:
+    """By name or by a pattern; with more bits than codes have a layer is dense."""
     directory = save_model(LlamaConfig(**WIDE))
 
     def stored(layer: str, weight: Tensor) -> Stored:
@@ -106,7 +109,7 @@ def test_layers_may_have_other_bits_or_none(save_model: Save, reference: Referen
         return _tensors(made, layer, "auto_gptq"), made.dense()
 
     others = {
-        ".*down_proj.*": {"bits": 8, "group_size": 16},
+        pattern: {"bits": 8, "group_size": 16},
         "model.layers.0.self_attn.o_proj": {"bits": 2},
         "model.layers.1.mlp.up_proj": {"bits": 16, "data_type": "float"},
     }
@@ -132,9 +135,12 @@ def test_groups_that_are_stored_are_left_unread() -> None:
         ),
         ({"packing_format": "auto_round:auto_awq", "bits": 8}, "quantization_config.bits: must be 4, not 8"),
         ({"data_type": "nv_fp"}, "data_type: must be int with the packing_format auto_round:auto_gptq, not 'nv_fp'"),
-        ({"act_bits": 8}, "quantization_config.act_bits: must be 16, not 8"),
+        ({"act_bits": 8}, "quantization_config.act_bits: must be 16 or 32, not 8"),
+        ({"extra_config": {"o_proj": {"act_bits": 8}}}, "extra_config['o_proj'].act_bits: must be 16 or 32, not 8"),
+        ({"spinquant_config": {}}, "quantization_config.spinquant_config: must be null"),
+        ({"extra_config": {"a{99999999999999999999}": {"bits": 8}}}, "is no regular expression"),
         ({"super_bits": 6}, "quantization_config.super_bits: must be null: it would change the weights"),
-        ({"extra_config": {"(": {"bits": 8}}}, "extra_config: '(' is no regular expression"),
+        ({"extra_config": {"(": {"bits": 8}}}, "quantization_config.extra_config: '(' is no regular expression"),
         ({"extra_config": {"up_proj": 8}}, "extra_config: 'up_proj' must have an object, not 8"),
         ({"extra_config": {"up_proj": {"bits": 1}}}, "quantization_config.extra_config['up_proj'].bits: must be 2, "),
     ],

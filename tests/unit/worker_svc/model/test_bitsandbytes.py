@@ -1,6 +1,7 @@
 """Checkpoints of bitsandbytes compute what their codes mean."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,13 @@ def test_codes_of_8_bits_are_those_that_are_multiplied(save_model: Save, referen
     assert Driver(described).generate(PROMPTS[:1], 4) == [tokens[:4] for tokens in expected[:1]]
 
 
+def test_codes_in_another_order_are_refused() -> None:
+    tensors, _ = _in_8_bits("layer", torch.randn(4, 96))
+    changed = tensors | {"layer.weight_format": torch.tensor(2, dtype=torch.uint8)}
+    with pytest.raises(UnsupportedModel, match=re.escape("the tensor layer.weight_format is 2, not 0")):
+        FORMAT({"load_in_8bit": True}).weight("layer", changed)
+
+
 def _changed(state: dict[str, Any]) -> Tensor:
     return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
 
@@ -123,10 +131,19 @@ def _changed(state: dict[str, Any]) -> Tensor:
         ({"quant_state.bitsandbytes__nf4": _changed({"blocksize": 64})}, "does not have a layer's shape and blocksize"),
         ({"quant_state.bitsandbytes__nf4": _changed({"shape": [4, 96], "blocksize": 0})}, "has sizes below 1"),
         ({"quant_state.bitsandbytes__nf4": _changed({"shape": [4, 96], "blocksize": 32})}, "scales of 6 blocks"),
+        ({"quant_state.bitsandbytes__nf4": _changed({"shape": [4, 96], "blocksize": 10**13})}, "scales of 6 blocks"),
+        (
+            {"quant_state.bitsandbytes__nf4": _changed({"shape": [4, 99], "blocksize": 64})},
+            "has 384 codes, and is [4, 99]",
+        ),
+        (
+            {"quant_state.bitsandbytes__nf4": _changed({"shape": [4, 96], "blocksize": math.inf})},
+            "does not have a layer",
+        ),
         ({"": torch.zeros(192)}, "the tensor layer.weight is float32, not uint8"),
         ({"absmax": torch.zeros(6, dtype=torch.uint8)}, "the tensor layer.weight.absmax is uint8, not float16"),
     ],
-    ids=["no JSON", "no shape", "no block", "blocks", "codes", "scales"],
+    ids=["no JSON", "no shape", "no block", "blocks", "a large block", "sizes", "infinite", "codes", "scales"],
 )
 def test_tensors_that_do_not_match_are_named(changes: dict[str, Tensor], message: str) -> None:
     tensors, _ = _in_4_bits(torch.randn(4, 96), "nf4", 64, nested=False)

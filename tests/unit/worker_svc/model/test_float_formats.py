@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3MoeConfig
+from transformers import LlamaConfig, LlavaConfig, Qwen3MoeConfig
 
 import compiled
 import llama_models
@@ -28,6 +28,7 @@ from worker_svc.model.description import ComputedFormat, ModelDescription
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.weight_format import block_codes, block_form, format_of
 from worker_svc.step import SamplingParams
+from worker_svc.weight_sizes import read_decoder_sizes
 
 Save = Callable[..., Path]
 Reference = Callable[..., list[list[int]]]
@@ -156,6 +157,9 @@ VARIANTS = {
         _e2m1(_nvfp4_of_modelopt, 16),
         "hf_quant_config.json",
     ),
+    "modelopt NVFP4, by vLLM's name": Variant(
+        _modelopt("NVFP4") | {"quant_method": "modelopt_fp4"}, _e2m1(_nvfp4_of_modelopt, 16)
+    ),
     "modelopt MXFP4": Variant(_modelopt("MXFP4"), _e2m1(_mxfp4("weight"), 32)),
     "modelopt MXFP8": Variant(_modelopt("MXFP8"), _mxfp8),
     "modelopt FP8": Variant(_modelopt("FP8"), _float8((None, None), shape=lambda scales: scales.view(()).clone())),
@@ -183,6 +187,8 @@ VARIANTS = {
     "quark FP8 of outputs": Variant(
         _quark("fp8_e4m3", "per_channel"), _float8((1, None), shape=lambda scales: scales.flatten())
     ),
+    "quark FP8 of blocks": Variant(_quark("fp8_e4m3", "per_block", block_size=[32, 48]), _float8((32, 48))),
+    "quark MXFP8": Variant(_quark("fp8_e4m3", "per_group", group_size=32, scale_format="e8m0"), _mxfp8),
     "quark MXFP4": Variant(_quark("fp4", "per_group", group_size=32, scale_format="e8m0"), _e2m1(_mxfp4("weight"), 32)),
     "FBGEMM": Variant({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, _float8((1, None))),
 }
@@ -299,7 +305,7 @@ def _format(variant: Variant) -> Any:
         "auto-round": auto_round, "compressed-tensors": compressed_tensors, "fbgemm_fp8": fbgemm_fp8,
         "modelopt": modelopt, "quark": quark,
     }  # fmt: skip
-    return modules[variant.config.get("quant_method", "modelopt")].FORMAT(variant.config)
+    return modules[variant.config.get("quant_method", "modelopt").removesuffix("_fp4")].FORMAT(variant.config)
 
 
 def test_layers_of_modelopt_may_differ(save_model: Save, reference: Reference, tmp_path: Path) -> None:
@@ -324,6 +330,41 @@ def test_layers_of_modelopt_may_differ(save_model: Save, reference: Reference, t
     assert Driver(make_runner(packed)).generate(PROMPTS, 12) == reference(directory, PROMPTS, 12)
 
 
+@pytest.mark.parametrize("prefix", ["language_model.", ""], ids=["of a model with images", "without its first part"])
+def test_layers_that_differ_are_known_by_the_names_that_the_checkpoint_has(
+    prefix: str, save_model: Save, reference: Reference, tmp_path: Path
+) -> None:
+    directory = save_model(LlamaConfig(**WIDE, tie_word_embeddings=True))
+
+    def stored_name(name: str) -> str:
+        return f"{prefix}{name}" if prefix else name.removeprefix("model.")
+
+    def stored(layer: str, weight: Tensor) -> Stored:
+        return VARIANTS["modelopt NVFP4" if "mlp" in layer else "modelopt FP8"].store(layer, weight)
+
+    packed = save_quantized(directory, tmp_path / "packed", stored)
+    tensors = {stored_name(name): tensor for name, tensor in load_file(packed / "model.safetensors").items()}
+    save_file(tensors, packed / "model.safetensors")
+    layers = [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]
+    named = {layer: {"quant_algo": "NVFP4" if "mlp" in layer else "FP8"} for layer in layers}
+    text = json.loads((packed / "config.json").read_text())
+    config = text
+    if prefix:
+        of_images = LlavaConfig(text_config=LlamaConfig(**WIDE))
+        config = json.loads(of_images.to_json_string()) | {"architectures": ["LlavaForConditionalGeneration"]}
+        config["text_config"] = text
+    config["quantization_config"] = _modelopt("MIXED_PRECISION", quantized_layers=named)
+    (packed / "config.json").write_text(json.dumps(config))
+    assert Driver(make_runner(packed)).generate(PROMPTS, 4) == reference(directory, PROMPTS, 4)
+    if prefix:
+        description = describe(read_config(packed))
+        assert isinstance(description, ModelDescription)
+        sizes = read_decoder_sizes(packed, description, torch.bfloat16)
+        assert sizes.num_bytes(torch.bfloat16, "w4a16", "compiled") < sizes.num_bytes(
+            torch.bfloat16, "int8", "compiled"
+        )
+
+
 def test_layers_of_quark_may_differ(save_model: Save, reference: Reference, tmp_path: Path) -> None:
     directory = save_model(LlamaConfig(**WIDE))
 
@@ -341,8 +382,8 @@ def test_layers_of_quark_may_differ(save_model: Save, reference: Reference, tmp_
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("modelopt NVFP4", {"quant_algo": "NVFP4_AWQ"}, "quantization_config.quant_algo: must be fp8, fp8_pb_wo, "),
-        ("modelopt NVFP4", {"quant_algo": None}, "quantization_config.quant_algo: must be the name of an algorithm"),
+        ("modelopt NVFP4", {"quant_algo": "NVFP4_AWQ"}, "quantization_config.quant_algo: must be fp8, fp8_block"),
+        ("modelopt NVFP4", {"quant_algo": None}, "quantization_config.quant_algo: must be fp8, fp8_block_scales, "),
         ("modelopt NVFP4", {"group_size": 32}, "quantization_config.group_size: must be 16, not 32"),
         (
             "modelopt FP8",
@@ -363,6 +404,18 @@ def test_layers_of_quark_may_differ(save_model: Save, reference: Reference, tmp_
         ("auto-round MXFP4", {"data_type": "mx_int"}, "quantization_config.data_type: must be fp, mx_fp or nv_fp"),
         ("auto-round FP8", {"fmt": "e5m2"}, "quantization_config.fmt: must be e4m3, not 'e5m2'"),
         ("auto-round MXFP4", {"packing_format": "auto_round:mlx"}, "quantization_config.packing_format: must be auto"),
+        ("auto-round FP8 of blocks", {"group_size": [32, 10**25]}, "quantization_config.group_size: must be two posi"),
+        (
+            "quark FP8",
+            {"global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}},
+            "weight.qscheme: must be per_block, ",
+        ),
+        ("quark MXFP4", {"global_quant_config": {"weight": {"qscheme": "per_group"}}}, "weight.dtype: must be fp4 or "),
+        (
+            "modelopt FP8",
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {}}},
+            "quantization_config.quantized_layers.a.quant_algo: must be fp8, ",
+        ),
         ("auto-round MXFP4", {"rotation_config": {"r1": True}}, "quantization_config.rotation_config: must be null"),
         ("quark FP8", {"algo_config": [{"name": "rotation"}]}, "quantization_config.algo_config: must be without rot"),
         ("quark FP8", {"layer_type_quant_config": {"Linear": {}}}, "quantization_config.layer_type_quant_config: must"),

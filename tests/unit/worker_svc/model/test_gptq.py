@@ -205,7 +205,7 @@ def test_ranks_share_parts_of_a_fused_weight(tmp_path: Path) -> None:
         ({"lm_head": "yes"}, "lm_head: must be true or false, not 'yes'"),
         ({"modules_in_block_to_quantize": "q_proj"}, "modules_in_block_to_quantize: must be a list of names"),
         ({"dynamic": []}, "dynamic: must be an object, not []"),
-        ({"dynamic": {"+:(": {}}}, "dynamic: '+:(' is no regular expression: "),
+        ({"dynamic": {"+:(": {}}}, "dynamic: '(' is no regular expression: "),
         ({"dynamic": {"+:a": 4}}, "dynamic: '+:a' must have an object, not 4"),
         ({"dynamic": {"+:a": {"bits": 7}}}, "dynamic['+:a'].bits: must be 2, 3, 4 or 8, not 7"),
     ],
