@@ -45,6 +45,8 @@ class GgufArchitecture:
     """Whether the rows of each head of queries and keys are in another order than in transformers: both halves of a
     rotated pair are neighbours.
     """
+    is_embedding: bool = False
+    """Whether its models compute embeddings: they are pooled as the file says, and generate no texts."""
 
 
 _registry = Registry(

@@ -103,6 +103,10 @@ class GgufMetadata:
         """Whether the file has a tensor whose whole name matches."""
         return any(pattern.fullmatch(name) for name in self._tensors)
 
+    def has(self, name: str) -> bool:
+        """Whether the file has the tensor of this name."""
+        return name in self._tensors
+
     def num_rows(self, name: str) -> int:
         """Of a matrix. Raises PreparationFailed if the file does not have it."""
         if (tensor := self._tensors.get(name)) is None:

@@ -6,6 +6,7 @@ from typing import Any
 from svc_common.preparation import Report
 from worker_svc.gguf.metadata import GgufMetadata
 from worker_svc.gguf.text_splits import split_texts
+from worker_svc.gguf.wordpiece import make_wordpiece
 
 
 def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, needs_config: bool = False) -> None:
@@ -17,6 +18,11 @@ def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, 
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     kind: Any = AutoTokenizer if needs_config else PreTrainedTokenizerFast
+    if metadata.general("tokenizer.ggml.model") == "bert":
+        backend, special = make_wordpiece(metadata)
+        limit = metadata.needed("context_length")
+        kind(tokenizer_object=backend, model_max_length=limit, **special).save_pretrained(directory)
+        return
     tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
     if metadata.general("tokenizer.ggml.model") == "gpt2":

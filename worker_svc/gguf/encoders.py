@@ -1,0 +1,70 @@
+"""Reads GGUF files of encoders: their configs, and how their hidden states become embeddings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from worker_svc.gguf.metadata import GgufMetadata
+
+TYPES = "token_types.weight"
+# Values of `pooling_type`, by the names that sentence-transformers has.
+_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
+_TOKENIZERS = ("bert",)
+# The sizes of heads, where a file has them. They are those that follow from other fields.
+_WIDTHS = ("attention.key_length", "attention.value_length")
+_MODULES = "sentence_transformers.models"
+
+
+def encoder_fields(metadata: GgufMetadata) -> dict[str, Any]:
+    """What files of all encoders of BERT's form say, as transformers' configs have it. Raises PreparationFailed for
+    fields that are missing, or have values that are not computed.
+    """
+    needed = metadata.needed
+    hidden_size, num_heads = needed("embedding_length"), needed("attention.head_count")
+    for name, value in (
+        ("attention.causal", False),
+        ("attention.head_count_kv", num_heads),
+        *((name, hidden_size // num_heads) for name in _WIDTHS),
+    ):
+        if metadata.get(name) not in (None, value):
+            raise metadata.not_read(name)
+    if (kind := metadata.general("tokenizer.ggml.model")) not in _TOKENIZERS:
+        raise metadata.refusal(f"its tokenizer is {kind!r}; those of encoders that are read: {', '.join(_TOKENIZERS)}")
+    pooling_of(metadata)
+    return {
+        "vocab_size": metadata.num_rows("token_embd.weight"),
+        "hidden_size": hidden_size,
+        "intermediate_size": needed("feed_forward_length"),
+        "num_hidden_layers": metadata.num_blocks,
+        "num_attention_heads": num_heads,
+        "max_position_embeddings": needed("context_length"),
+        "layer_norm_eps": needed("attention.layer_norm_epsilon"),
+        "type_vocab_size": metadata.num_rows(TYPES) if metadata.has(TYPES) else 0,
+        "pad_token_id": metadata.general("tokenizer.ggml.padding_token_id") or 0,
+    }
+
+
+def pooling_of(metadata: GgufMetadata) -> str | None:
+    """How hidden states are pooled; None: the file does not say. Raises PreparationFailed for other ways."""
+    value = metadata.get("pooling_type") or None
+    if value is not None and value not in _POOLINGS:
+        raise metadata.not_read("pooling_type")
+    return None if value is None else _POOLINGS[value]
+
+
+def write_modules(metadata: GgufMetadata, directory: Path) -> None:
+    """Writes the files that sentence-transformers has of the pooling, whose vectors are normalised; none if the file
+    does not say how states are pooled.
+    """
+    pooling = pooling_of(metadata)
+    if pooling is None:
+        return
+    folders = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": folder, "type": f"{_MODULES}.{kind}"}
+        for number, (kind, folder) in enumerate(folders.items())
+    ]
+    config = {"word_embedding_dimension": metadata.needed("embedding_length"), "pooling_mode": pooling}
+    (directory / folders["Pooling"]).mkdir()
+    for path, written in (("modules.json", modules), (f"{folders['Pooling']}/config.json", config)):
+        (directory / path).write_text(json.dumps(written, indent=2) + "\n")
