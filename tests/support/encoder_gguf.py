@@ -3,7 +3,10 @@
 Source: llama.cpp's `conversion/bert.py`. Nothing of the code that reads files is used here.
 """
 
+import json
 import re
+import struct
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +16,7 @@ import gguf
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from encoder_model import SPECIAL_TOKENS, template_processor
 
@@ -22,6 +25,11 @@ _MORE_WORDS = (
     *("hello", "world", "##s", "creme", "Crème", "##é", "e", "##e", "a", "##b", "##c", "straße", "##ss", "##▁", "▁"),
     *("中", "文", "!", "[", "]", "##]", "#", "##[", "[unused1]", "Ελ", "ελ", "##λ", "x", "##x", "Hello", "C", "##re"),
 )
+_PIECES = {
+    "<s>": 0.0, "<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0, "▁hello": -3.0, "▁": -2.5, "hell": -4.5, "o": -3.5,
+    "▁wor": -5.0, "ld": -5.5, "▁world": -9.0, "s": -4.0, "中": -6.0, "文": -6.5, "中文": -7.0, "é": -6.0, "a": -3.0,
+    "b": -3.1, "ab": -5.9, "▁a": -3.3, "!": -4.0, "<mask>": 0.0,
+}  # fmt: skip
 _NAMES = {
     "embeddings.word_embeddings": "token_embd",
     "embeddings.token_type_embeddings": "token_types",
@@ -101,6 +109,56 @@ def add_wordpiece(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
         writer.add_bool("tokenizer.ggml.normalizer.lowercase", False)
     if normalizer.strip_accents is not None:
         writer.add_bool("tokenizer.ggml.normalizer.strip_accents", normalizer.strip_accents)
+
+
+def unigram() -> Tokenizer:
+    """A tokenizer as XLM-RoBERTa's, which maps tabs to spaces, and `A` and `B` to small letters."""
+    made = Tokenizer(models.Unigram(list(_PIECES.items()), 3, byte_fallback=False))
+    made.normalizer = normalizers.Precompiled(charsmap({"A": "a", "B": "b", "\t": " "}))
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    made.decoder = decoders.Metaspace()
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    special = [AddedToken(piece, special=True) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
+    made.add_special_tokens([*special, AddedToken("<mask>", special=True, lstrip=True, normalized=False)])
+    return made
+
+
+def charsmap(replaced: Mapping[str, str]) -> bytes:
+    """What sentencepiece has of the replacements of ASCII characters: a double array, and texts that end with 0.
+
+    A node has the distance to its children in bits 10 and up, whether a text ends there in bit 8, and its character.
+    """
+    units, texts = [0] * 1024, b""
+    units[0] = 256 << 10
+    for character, text in replaced.items():
+        units[256 ^ ord(character)] = 512 << 10 | 1 << 8 | ord(character)
+        units[768 ^ ord(character)] = 1 << 31 | len(texts)
+        texts += text.encode() + b"\0"
+    array = struct.pack(f"<{len(units)}I", *units)
+    return struct.pack("<I", len(array)) + array + texts
+
+
+def add_unigram(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
+    """Writes the fields of a tokenizer as XLM-RoBERTa's."""
+    model = json.loads(tokenizer.to_str())
+    special = {token["content"]: token["id"] for token in model["added_tokens"]}
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([piece for piece, _ in model["model"]["vocab"]])
+    writer.add_token_scores([score for _, score in model["model"]["vocab"]])
+    types = [2 if piece == "<unk>" else 3 if piece in special else 1 for piece, _ in model["model"]["vocab"]]
+    writer.add_token_types(types)
+    writer.add_add_space_prefix(True)
+    writer.add_token_type_count(1)
+    writer.add_remove_extra_whitespaces(True)
+    writer.add_precompiled_charsmap(b64decode(model["normalizer"]["precompiled_charsmap"]))
+    for name, piece in (("bos", "<s>"), ("eos", "</s>"), ("unk", "<unk>"), ("sep", "</s>"), ("pad", "<pad>")):
+        getattr(writer, f"add_{name}_token_id")(special[piece])
+    writer.add_mask_token_id(special["<mask>"])
+    for name in ("bos", "eos", "sep"):
+        getattr(writer, f"add_add_{name}_token")(True)
 
 
 def write_encoder_gguf(

@@ -9,7 +9,7 @@ from worker_svc.gguf.metadata import GgufMetadata
 TYPES = "token_types.weight"
 # Values of `pooling_type`, by the names that sentence-transformers has.
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
-_TOKENIZERS = ("bert",)
+_TOKENIZERS = ("bert", "t5")
 # The sizes of heads, where a file has them. They are those that follow from other fields.
 _WIDTHS = ("attention.key_length", "attention.value_length")
 _MODULES = "sentence_transformers.models"

@@ -7,10 +7,8 @@ Source: llama.cpp's `conversion/bert.py`, which writes words with a space before
 import re
 from typing import Any
 
-from worker_svc.gguf.metadata import GgufMetadata
+from worker_svc.gguf.metadata import CONTROL, USER_DEFINED, GgufMetadata
 
-CONTROL, USER_DEFINED = 3, 4
-"""Values of `tokenizer.ggml.token_type`: tokens that texts do not have, and words that are added to the vocabulary."""
 _SPACE = "▁"
 _CONTINUES = "##"
 # Earlier files have all of these without a space, also those that are of no type of their own.
@@ -18,7 +16,7 @@ _BRACKETED = re.compile(r"\[.+\]")
 # Special tokens by transformers' names: their fields, of which the first one counts, and llama.cpp's defaults.
 _SPECIAL = {
     "cls_token": (("bos", "cls"), 101),
-    "sep_token": (("seperator", "separator"), 102),
+    "sep_token": (("seperator",), 102),
     "unk_token": (("unknown",), 100),
     "pad_token": (("padding",), 0),
     "mask_token": (("mask",), 103),
@@ -29,17 +27,11 @@ def make_wordpiece(metadata: GgufMetadata) -> tuple[Any, dict[str, str]]:
     """The tokenizer, and its special tokens by transformers' names. Raises PreparationFailed if tokens are missing."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    types = metadata.general("tokenizer.ggml.token_type") or []
-    stored = metadata.general("tokenizer.ggml.tokens")
-    if stored is None:
-        raise metadata.refusal("it has no metadata tokenizer.ggml.tokens")
-    types = types if len(types) == len(stored) else [1] * len(stored)
+    stored, types = metadata.tokens()
     words = [_word(text, kind) for text, kind in zip(stored, types, strict=True)]
-    ids = {name: _special(metadata, *fields, len(words)) for name, fields in _SPECIAL.items()}
-    special = {name: words[number] for name, number in ids.items() if number is not None}
-    missing = [name for name in ("cls_token", "sep_token", "unk_token") if name not in special]
-    if missing:
-        raise metadata.refusal(f"its tokenizer has no {', '.join(missing)}")
+    named = {name: (metadata.token(*fields), default) for name, (fields, default) in _SPECIAL.items()}
+    ids = {name: default if token is None else token for name, (token, default) in named.items()}
+    special = metadata.special_tokens(ids, words)
     made = Tokenizer(
         models.WordPiece({word: number for number, word in enumerate(words)}, unk_token=special["unk_token"])
     )
@@ -68,9 +60,3 @@ def _word(text: str, kind: int) -> str:
     if kind == CONTROL or _BRACKETED.fullmatch(text) is not None:
         return text
     return text.removeprefix(_SPACE) if text.startswith(_SPACE) and text != _SPACE else f"{_CONTINUES}{text}"
-
-
-def _special(metadata: GgufMetadata, fields: tuple[str, ...], default: int, size: int) -> int | None:
-    named = (metadata.general(f"tokenizer.ggml.{name}_token_id") for name in fields)
-    number = next((int(each) for each in named if each is not None), default)
-    return number if number < size else None

@@ -1,4 +1,6 @@
-"""BERT and models of its form, such as MiniLM, bge, mxbai and snowflake-arctic-embed; DistilBERT too."""
+"""BERT and models of its form, such as MiniLM, bge, mxbai and snowflake-arctic-embed; DistilBERT too. Files of
+XLM-RoBERTa have this name, too, and positions that begin with the first token's, as BERT's.
+"""
 
 from typing import Any
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,16 @@ from torch import Tensor
 import compiled
 from bert_models import hidden_states, random_prompts, save_encoder
 from described_models import description_of
-from encoder_gguf import CONTEXT, EncoderCase, add_wordpiece, round_to, wordpiece, write_encoder_gguf
+from encoder_gguf import (
+    CONTEXT,
+    EncoderCase,
+    add_unigram,
+    add_wordpiece,
+    round_to,
+    unigram,
+    wordpiece,
+    write_encoder_gguf,
+)
 from encoder_model import CLS
 from quire_kernels.cpu.amx import has_amx
 from svc_common.preparation import PreparationFailed
@@ -35,6 +43,7 @@ _BLOCKS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "interme
 CASES = {
     "bert": EncoderCase("bert", "bert", _BLOCKS),
     "distilbert": EncoderCase("bert", "distilbert", {"dim": 64, "n_heads": 4, "hidden_dim": 96}),
+    "xlm-roberta": EncoderCase("bert", "xlm-roberta", _BLOCKS, first_position=2),
     "nomic-bert": EncoderCase("nomic-bert", "nomic_bert", {"intermediate_size": 96}),
 }
 PROMPTS = random_prompts([1, 2, 17, 40])
@@ -53,6 +62,7 @@ def convert(
     theirs: Path,
     *,
     tokenizer: Tokenizer | None = None,
+    add: Callable[[GGUFWriter, Tokenizer], None] = add_wordpiece,
     keeps_blocks: bool = True,
     report: Callable[[str], None] = print,
     **written: Any,
@@ -62,7 +72,7 @@ def convert(
     ours.mkdir()
     made = Tokenizer.from_file(str(theirs / "tokenizer.json")) if tokenizer is None else tokenizer
     path = write_encoder_gguf(
-        root / "tiny.gguf", case, theirs, model.config, partial(add_wordpiece, tokenizer=made), **written
+        root / "tiny.gguf", case, theirs, model.config, lambda writer: add(writer, made), **written
     )
     GgufConversion(path, ours, report).run(keeps_blocks=keeps_blocks)
     return ours
@@ -99,6 +109,40 @@ def assert_embeddings(ours: Path, model: Any, pooling: int) -> None:
     torch.testing.assert_close(embeddings(ours, "torch", PROMPTS), expected, rtol=0, atol=1e-5)
     tolerance = 1e-3 if has_amx(compiled.thread_pool()) else 1e-5
     torch.testing.assert_close(embeddings(ours, "compiled", PROMPTS), expected, rtol=0, atol=tolerance)
+
+
+def _set(name: str, value: Any) -> Change:
+    def change(writer: GGUFWriter) -> None:
+        (fields,) = writer.kv_data
+        fields.pop(name, None)
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
+        else:
+            writer.add_uint32(name, value)
+
+    return change
+
+
+def _add_tensor(name: str) -> Change:
+    return lambda writer: writer.add_tensor(name, torch.zeros(64).numpy())
+
+
+def _drop(name: str) -> Change:
+    def change(writer: GGUFWriter) -> None:
+        (tensors,) = writer.tensors
+        del tensors[name]
+
+    return change
+
+
+def _without(name: str) -> Change:
+    def change(writer: GGUFWriter) -> None:
+        (fields,) = writer.kv_data
+        del fields[f"tokenizer.ggml.{name}"]
+
+    return change
 
 
 @pytest.mark.parametrize("pooling", [1, 2, 3])
@@ -174,6 +218,67 @@ def test_texts_have_the_tokens_of_the_models_own_tokenizer(options: dict[str, An
         assert made.decode(own.encode(text).ids) == own.decode(own.encode(text).ids)
 
 
+_UNIGRAM_TEXTS = (
+    *("hello worlds", "  hello \t world  ", "ABab BA", "中文a 文", "hé q é🙂🙂!", "o<mask> a", "a <mask>b", "</s>", ""),
+    *("\n a", "helloworld", "aaab ▁ab", "<unk>"),
+)
+
+
+def test_texts_have_the_tokens_of_unigram_vocabularies(tmp_path: Path) -> None:
+    own, case = unigram(), CASES["xlm-roberta"]
+    model, theirs = saved(tmp_path, case, vocab_size=own.get_vocab_size())
+    ours = convert(tmp_path, case, model, theirs, tokenizer=own, add=add_unigram)
+    made = Tokenizer.from_file(str(ours / "tokenizer.json"))
+    assert made.get_vocab() == own.get_vocab()
+    assert made.encode("AB").ids == own.encode("ab").ids
+    for text in _UNIGRAM_TEXTS:
+        for pair in (None, "hello world"):
+            found, expected = (each.encode(text, pair) for each in (made, own))
+            assert (text, found.tokens, found.type_ids) == (text, expected.tokens, expected.type_ids)
+            assert made.decode(found.ids) == own.decode(found.ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text", "expected"),
+    [
+        ("add_bos_token", False, "hello", ["▁hello", "</s>"]),
+        ("add_eos_token", False, "hello", ["<s>", "▁hello"]),
+        ("add_space_prefix", False, "a", ["<s>", "a", "</s>"]),
+        ("remove_extra_whitespaces", False, "a  a", ["<s>", "▁a", "▁", "▁a", "</s>"]),
+    ],
+)
+def test_fields_of_unigram_vocabularies(name: str, value: bool, text: str, expected: list[str], tmp_path: Path) -> None:
+    own, case = unigram(), CASES["xlm-roberta"]
+    model, theirs = saved(tmp_path, case, vocab_size=own.get_vocab_size())
+    change = _set(f"tokenizer.ggml.{name}", value)
+    ours = convert(tmp_path, case, model, theirs, tokenizer=own, add=add_unigram, change=change)
+    assert Tokenizer.from_file(str(ours / "tokenizer.json")).encode(text).tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("tokenizer.ggml.treat_whitespace_as_suffix", True), "tokenizer.ggml.treat_whitespace_as_suffix = True"),
+        (_without("scores"), "its tokenizer does not have a score for each token"),
+        (_without("bos_token_id"), "its tokenizer has no cls_token"),
+    ],
+)
+def test_unigram_vocabularies_that_are_not_read(change: Change, message: str, tmp_path: Path) -> None:
+    own, case = unigram(), CASES["xlm-roberta"]
+    model, theirs = saved(tmp_path, case, vocab_size=own.get_vocab_size())
+    with pytest.raises(PreparationFailed, match=re.escape(message)):
+        convert(tmp_path, case, model, theirs, tokenizer=own, add=add_unigram, change=change)
+
+
+def test_the_unknown_token_is_that_of_its_type(tmp_path: Path) -> None:
+    own, case = unigram(), CASES["xlm-roberta"]
+    model, theirs = saved(tmp_path, case, vocab_size=own.get_vocab_size())
+    change = _without("unknown_token_id")
+    ours = convert(tmp_path, case, model, theirs, tokenizer=own, add=add_unigram, change=change)
+    made = Tokenizer.from_file(str(ours / "tokenizer.json"))
+    assert made.encode("q").ids == own.encode("q").ids
+
+
 def test_earlier_files_name_fewer_special_tokens(tmp_path: Path) -> None:
     """Those of llama.cpp's default, and `cls` in place of `bos`. Words in brackets have no space."""
 
@@ -195,32 +300,6 @@ def test_earlier_files_name_fewer_special_tokens(tmp_path: Path) -> None:
     assert made.encode("Hello worlds").tokens == ["[CLS]", "hello", "world", "##s", "[SEP]"]
 
 
-def _set(name: str, value: Any) -> Change:
-    def change(writer: GGUFWriter) -> None:
-        (fields,) = writer.kv_data
-        fields.pop(name, None)
-        if isinstance(value, str):
-            writer.add_string(name, value)
-        elif isinstance(value, bool):
-            writer.add_bool(name, value)
-        else:
-            writer.add_uint32(name, value)
-
-    return change
-
-
-def _add_tensor(name: str) -> Change:
-    return lambda writer: writer.add_tensor(name, torch.zeros(64).numpy())
-
-
-def _drop(name: str) -> Change:
-    def change(writer: GGUFWriter) -> None:
-        (tensors,) = writer.tensors
-        del tensors[name]
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -230,7 +309,7 @@ def _drop(name: str) -> Change:
         (_set("bert.attention.key_length", 32), "metadata that is not read: bert.attention.key_length = 32"),
         (_set("bert.attention.max_alibi_bias", 8), "metadata that is not read: bert.attention.max_alibi_bias = 8"),
         (_set("bert.rope.freq_base", 8), "metadata that is not read: bert.rope.freq_base = 8"),
-        (_set("tokenizer.ggml.model", "gpt2"), "its tokenizer is 'gpt2'; those of encoders that are read: bert"),
+        (_set("tokenizer.ggml.model", "gpt2"), "its tokenizer is 'gpt2'; those of encoders that are read: bert, t5"),
         (_add_tensor("cls.bias"), "tensors that are not read: cls.bias"),
         (_add_tensor("blk.0.attn_q_norm.weight"), "tensors that are not read: blk.0.attn_q_norm.weight"),
         (_drop("blk.1.ffn_up.weight"), "no tensor blk.1.ffn_up.weight"),
@@ -244,13 +323,9 @@ def test_what_is_not_read_is_refused_by_name(change: Change, message: str, tmp_p
 
 
 def test_a_tokenizer_without_tokens_at_both_ends_is_refused(tmp_path: Path) -> None:
-    def change(writer: GGUFWriter) -> None:
-        (fields,) = writer.kv_data
-        del fields["tokenizer.ggml.seperator_token_id"]
-
     model, theirs = saved(tmp_path, CASES["bert"])
     with pytest.raises(PreparationFailed, match="its tokenizer has no sep_token"):
-        convert(tmp_path, CASES["bert"], model, theirs, change=change)
+        convert(tmp_path, CASES["bert"], model, theirs, change=_without("seperator_token_id"))
 
 
 def test_biases_of_nomic_bert_are_refused_and_mixtures_too(tmp_path: Path) -> None:
