@@ -1,10 +1,16 @@
 """Reads GGUF files of encoders: their configs, and how their hidden states become embeddings."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from worker_svc.gguf.metadata import GgufMetadata
+from worker_svc.tensor_writer import PlannedTensor, write_tensors
 
 TYPES = "token_types.weight"
 # Values of `pooling_type`, by the names that sentence-transformers has.
@@ -12,6 +18,9 @@ _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 _TOKENIZERS = ("bert", "t5")
 # The sizes of heads, where a file has them. They are those that follow from other fields.
 _WIDTHS = ("attention.key_length", "attention.value_length")
+# Numbers of the layers behind the pooling that a file may have, which are without activation.
+_DENSE = (2, 3)
+_NO_ACTIVATION = "torch.nn.modules.linear.Identity"
 _MODULES = "sentence_transformers.models"
 
 
@@ -52,19 +61,51 @@ def pooling_of(metadata: GgufMetadata) -> str | None:
     return None if value is None else _POOLINGS[value]
 
 
+def dense_layers(metadata: GgufMetadata) -> dict[str, NDArray[np.float32]]:
+    """The weights of linear layers behind the pooling, by their folders in the order in which they are computed. Raises
+    PreparationFailed if their sizes are not those of the metadata.
+    """
+    layers = {}
+    for number in _DENSE:
+        name = f"dense_{number}"
+        sizes = [metadata.get(f"{name}_feat_{end}") for end in ("out", "in")]
+        weight = metadata.matrix(f"{name}.weight")
+        if weight is None:
+            continue
+        if list(weight.shape) != sizes:
+            raise metadata.refusal(f"its tensor {name}.weight is {list(weight.shape)}, not {sizes}")
+        layers[f"{number}_Dense"] = weight
+    return layers
+
+
 def write_modules(metadata: GgufMetadata, directory: Path) -> None:
-    """Writes the files that sentence-transformers has of the pooling, whose vectors are normalised; none if the file
-    does not say how states are pooled.
+    """Writes the files that sentence-transformers has of the pooling, whose vectors are normalised, and of layers
+    behind it; none if the file does not say how states are pooled.
     """
     pooling = pooling_of(metadata)
     if pooling is None:
         return
-    folders = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    dense = dense_layers(metadata)
+    folders = [
+        *(("Transformer", ""), ("Pooling", "1_Pooling"), *(("Dense", folder) for folder in dense)),
+        ("Normalize", f"{2 + len(dense)}_Normalize"),
+    ]
     modules = [
         {"idx": number, "name": str(number), "path": folder, "type": f"{_MODULES}.{kind}"}
-        for number, (kind, folder) in enumerate(folders.items())
+        for number, (kind, folder) in enumerate(folders)
     ]
+    _write_json(directory / "modules.json", modules)
     config = {"word_embedding_dimension": metadata.needed("embedding_length"), "pooling_mode": pooling}
-    (directory / folders["Pooling"]).mkdir()
-    for path, written in (("modules.json", modules), (f"{folders['Pooling']}/config.json", config)):
-        (directory / path).write_text(json.dumps(written, indent=2) + "\n")
+    _write_json(directory / "1_Pooling" / "config.json", config)
+    for folder, weight in dense.items():
+        outputs, inputs = weight.shape
+        sizes = {"in_features": inputs, "out_features": outputs, "bias": False}
+        _write_json(directory / folder / "config.json", {**sizes, "activation_function": _NO_ACTIVATION})
+        numbers = torch.from_numpy(weight)
+        planned = PlannedTensor(torch.float32, (outputs, inputs), partial(torch.clone, numbers))
+        write_tensors(directory / folder / "model.safetensors", {"linear.weight": planned})
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, dequantize
+from numpy.typing import NDArray
 
 from svc_common.preparation import PreparationFailed
 
@@ -100,6 +101,12 @@ class GgufMetadata:
         self._factors.add(name)
         tensor = self._tensors.get(name)
         return None if tensor is None else dequantize(tensor.data, tensor.tensor_type).ravel().tolist()
+
+    def matrix(self, name: str) -> NDArray[np.float32] | None:
+        """A matrix of numbers [outputs, inputs], which counts as read; None: the file does not have it."""
+        self._factors.add(name)
+        tensor = self._tensors.get(name)
+        return None if tensor is None else dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
 
     def has_tensor(self, pattern: re.Pattern[str]) -> bool:
         """Whether the file has a tensor whose whole name matches."""

@@ -20,6 +20,7 @@ def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, 
     knows few architectures.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_SENTENCEPIECE_BUILDERS
 
     kind: Any = AutoTokenizer if needs_config else PreTrainedTokenizerFast
     model = metadata.general("tokenizer.ggml.model")
@@ -28,6 +29,8 @@ def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, 
         limit = metadata.needed("context_length")
         kind(tokenizer_object=backend, model_max_length=limit, **special).save_pretrained(directory)
         return
+    # transformers does not know that this vocabulary has its merges in the order of Gemma's.
+    GGUF_SENTENCEPIECE_BUILDERS.setdefault("gemma-embedding", GGUF_SENTENCEPIECE_BUILDERS["gemma3"])
     tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
     if model == "gpt2":

@@ -27,7 +27,9 @@ from worker_svc.step import SamplingParams
 PROMPTS = prompts(1, 9, 37)
 EVERY_LOGPROB = SamplingParams(logprobs=len(TOKENS))
 # Those of which tests of their own read files.
-ELSEWHERE = {"bert", "gemma2", "gemma3", "gemma4", "nomic-bert", "phi3", "qwen2", "qwen3", "qwen3moe"}
+ELSEWHERE = {
+    *("bert", "gemma-embedding", "gemma2", "gemma3", "gemma4", "nomic-bert", "phi3", "qwen2", "qwen3", "qwen3moe"),
+}
 
 Change = Callable[[GGUFWriter], None]
 Convert = Callable[..., tuple[Path, Path]]
