@@ -31,6 +31,8 @@ _PIECES = {
     "b": -3.1, "ab": -5.9, "▁a": -3.3, "!": -4.0, "<mask>": 0.0,
 }  # fmt: skip
 _NAMES = {
+    "classifier.dense": "cls",
+    "classifier.out_proj": "cls.output",
     "embeddings.word_embeddings": "token_embd",
     "embeddings.token_type_embeddings": "token_types",
     "embeddings.position_embeddings": "position_embd",
@@ -187,6 +189,7 @@ def write_encoder_gguf(
         writer.add_rope_freq_base(given["rope_parameters"]["rope_theta"])
     add_tokenizer(writer)
     for name, tensor in load_file(directory / "model.safetensors").items():
+        name = name.removeprefix("roberta.")
         if name.startswith("pooler."):
             continue
         numbers = tensor[case.first_position :] if "position" in name else tensor

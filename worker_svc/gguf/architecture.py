@@ -46,7 +46,7 @@ class GgufArchitecture:
     rotated pair are neighbours.
     """
     is_embedding: bool = False
-    """Whether its models compute embeddings: they are pooled as the file says, and generate no texts."""
+    """Whether its models generate no texts: they compute embeddings, pooled as the file says, or have a head."""
 
 
 _registry = Registry(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from worker_svc.gguf.metadata import GgufMetadata
 from worker_svc.tensor_writer import PlannedTensor, write_tensors
 
-TYPES = "token_types.weight"
+TYPES, HEAD = "token_types.weight", "cls.output.weight"
+_RANK = 4  # the value of `pooling_type` of models with a head
 # Values of `pooling_type`, by the names that sentence-transformers has.
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 _TOKENIZERS = ("bert", "t5")
@@ -53,10 +54,21 @@ def encoder_fields(metadata: GgufMetadata) -> dict[str, Any]:
     }
 
 
+def has_score_head(metadata: GgufMetadata) -> bool:
+    """Whether the model scores pairs of texts or classifies texts. Heads of DistilBERT, which has no types of tokens,
+    have another activation, which the file does not say.
+    """
+    return metadata.has(HEAD) and metadata.has(TYPES)
+
+
 def pooling_of(metadata: GgufMetadata) -> str | None:
-    """How hidden states are pooled; None: the file does not say. Raises PreparationFailed for other ways."""
+    """How hidden states are pooled; None: the file does not say, or the model has a head. Raises PreparationFailed for
+    other ways.
+    """
     value = metadata.get("pooling_type") or None
-    if value is not None and value not in _POOLINGS:
+    if has_score_head(metadata) and value in (None, _RANK):
+        return None
+    if has_score_head(metadata) or (value is not None and value not in _POOLINGS):
         raise metadata.not_read("pooling_type")
     return None if value is None else _POOLINGS[value]
 

@@ -7,6 +7,9 @@ from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.description import LinearLayer, ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 
+# In models without a head.
+_WORDS = "embeddings.word_embeddings.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
@@ -26,6 +29,8 @@ class ModelParts:
     """What is subtracted from weights of norms."""
     unused_prefixes: tuple[str, ...]
     """Of tensors that a file may have and that the model does not need."""
+    prefix: str = ""
+    """What names begin with that the package gguf knows without it."""
 
 
 def parts_of(description: AnyDescription) -> ModelParts:
@@ -57,6 +62,11 @@ def _of_encoder(description: EncoderDescription) -> ModelParts:
         shapes[description.position_embedding] = (num_positions, hidden)
     if description.type_embedding is not None:
         shapes[description.type_embedding] = (description.num_types, hidden)
+    if (head := description.score_head) is not None:
+        shapes |= {f"{head.output}.weight": (head.num_labels, hidden), f"{head.output}.bias": (head.num_labels,)}
+        shapes |= (
+            {} if head.dense is None else {f"{head.dense}.weight": (hidden, hidden), f"{head.dense}.bias": (hidden,)}
+        )
     for norm in description.norms:
         shapes |= {f"{norm.name}.{kind}": (norm.size,) for kind in ("weight", "bias")}
     return ModelParts(
@@ -69,4 +79,5 @@ def _of_encoder(description: EncoderDescription) -> ModelParts:
         heads=[(description.num_heads,) * 2 for _ in layers],
         offsets={},
         unused_prefixes=(),
+        prefix=description.word_embedding.removesuffix(_WORDS),
     )

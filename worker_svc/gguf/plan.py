@@ -190,7 +190,7 @@ class TensorPlan:
             return f"{prefix}{self._architecture.names[rest]}"
         if name.endswith(_CHOICE_BIAS):
             return f"{prefix}exp_probs_b.bias"
-        layer, _, kind = name.rpartition(".")
+        layer, _, kind = name.removeprefix(self._model.prefix).rpartition(".")
         return f"{self._names.get_name(layer)}.{kind}"
 
     def _check_readable(self, tensor: Any) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 import compiled
-from bert_models import hidden_states, random_prompts, save_encoder
+from bert_models import hidden_states, random_prompts, save_classifier, save_encoder
 from described_models import description_of
 from encoder_gguf import (
     CONTEXT,
@@ -35,6 +35,7 @@ from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.model.compiled_encoder import load_compiled_encoder
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.score_head import load_score_head
 from worker_svc.model.torch_encoder import load_torch_encoder
 from worker_svc.step import EmbeddingParams, Pooling
 
@@ -303,6 +304,7 @@ def test_earlier_files_name_fewer_special_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (_set("bert.pooling_type", 5), "metadata that is not read: bert.pooling_type = 5"),
         (_set("bert.pooling_type", 4), "metadata that is not read: bert.pooling_type = 4"),
         (_set("bert.attention.causal", True), "metadata that is not read: bert.attention.causal = True"),
         (_set("bert.attention.head_count_kv", 2), "metadata that is not read: bert.attention.head_count_kv = 2"),
@@ -320,6 +322,50 @@ def test_what_is_not_read_is_refused_by_name(change: Change, message: str, tmp_p
     model, theirs = saved(tmp_path, CASES["bert"])
     with pytest.raises(PreparationFailed, match=re.escape(message)):
         convert(tmp_path, CASES["bert"], model, theirs, change=change)
+
+
+@pytest.mark.parametrize(("pooling", "num_labels"), [(4, 1), (None, 1), (4, 3)])
+@pytest.mark.parametrize("stored", ["F32", "Q8_0"])
+def test_rerankers_have_their_head(pooling: int | None, num_labels: int, stored: str, tmp_path: Path) -> None:
+    case, theirs, names = CASES["xlm-roberta"], tmp_path / "theirs", ["bad", "fair", "good"][:num_labels]
+    theirs.mkdir()
+    model = save_classifier(theirs, case.model, **case.config, num_labels=num_labels)
+
+    def change(writer: GGUFWriter) -> None:
+        if num_labels > 1:
+            writer.add_classifier_output_labels(names)
+
+    ours = convert(tmp_path, case, model, theirs, pooling=pooling, stored=stored, change=change)
+    if stored != "F32":
+        round_to(model, stored)
+    description = description_of(ours, EncoderDescription)
+    assert not (ours / "modules.json").exists()
+    if num_labels > 1:
+        assert list(json.loads((ours / "config.json").read_text())["id2label"].values()) == names
+    encoder = load_torch_encoder(description, ours, torch.float32, torch.device("cpu"))
+    head = load_score_head(description, ours, torch.device("cpu"))
+    assert head is not None
+    with torch.inference_mode():
+        found = head.outputs(torch.stack([states[0] for states in encoder(PROMPTS)]))
+        expected = torch.cat([model(input_ids=torch.tensor([prompt])).logits for prompt in PROMPTS])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("bert.pooling_type", 2), "metadata that is not read: bert.pooling_type = 2"),
+        (_set("bert.classifier.output_labels", "good"), "metadata that is not read: bert.classifier.output_labels"),
+        (_drop("cls.weight"), "no tensor cls.weight"),
+        (_drop("token_types.weight"), "tensors that are not read: cls.bias, cls.output.bias"),
+    ],
+)
+def test_heads_that_are_not_read(change: Change, message: str, tmp_path: Path) -> None:
+    case, theirs = CASES["xlm-roberta"], tmp_path / "theirs"
+    theirs.mkdir()
+    model = save_classifier(theirs, case.model, **case.config, num_labels=3)
+    with pytest.raises(PreparationFailed, match=re.escape(message)):
+        convert(tmp_path, case, model, theirs, pooling=None, change=change)
 
 
 def test_a_tokenizer_without_tokens_at_both_ends_is_refused(tmp_path: Path) -> None:
