@@ -45,6 +45,8 @@ class GgufArchitecture:
     """Whether the rows of each head of queries and keys are in another order than in transformers: both halves of a
     rotated pair are neighbours.
     """
+    is_embedding: bool = False
+    """Whether its models generate no texts: they compute embeddings, pooled as the file says, or have a head."""
 
 
 _registry = Registry(

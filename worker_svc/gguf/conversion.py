@@ -11,11 +11,13 @@ from gguf import GGUFReader
 
 from svc_common.preparation import PreparationFailed, Report
 from worker_svc.gguf.architecture import GgufArchitecture, find_architecture
+from worker_svc.gguf.encoders import write_modules
 from worker_svc.gguf.metadata import GgufMetadata
+from worker_svc.gguf.parts import parts_of
 from worker_svc.gguf.plan import TensorPlan
 from worker_svc.gguf.tokenizer import write_tokenizer
 from worker_svc.gguf.transformers_reader import convert_by_transformers
-from worker_svc.model.architecture import describe
+from worker_svc.model.architecture import describe_any
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
 from worker_svc.model.formats.gguf import METHOD
 from worker_svc.progress import progress
@@ -56,7 +58,11 @@ class GgufConversion:
             config.architectures = config.architectures or [_class_of(config)]
             config.dtype = None if keeps_blocks else "float32"
             types = self._write_tensors(reader, metadata, architecture, config, keeps_blocks=keeps_blocks)
-        _write_config(config, metadata, self.directory, types)
+        _write_config(config, self.directory, types)
+        if architecture is not None and architecture.is_embedding:
+            write_modules(metadata, self.directory)
+        else:
+            _write_generation_config(config, metadata, self.directory)
         write_tokenizer(metadata, self.directory, self.report, needs_config=architecture is None)
 
     def _write_tensors(
@@ -69,10 +75,10 @@ class GgufConversion:
         keeps_blocks: bool,
     ) -> Mapping[str, str]:
         """Returns the types of layers in blocks."""
-        description = describe(config)
+        description = describe_any(config)
         if description is None:
             raise metadata.refusal(f"its {config.model_type} model is none of those that are computed natively")
-        plan = TensorPlan(reader, metadata, architecture, description, keeps_blocks=keeps_blocks)
+        plan = TensorPlan(reader, metadata, architecture, parts_of(description), keeps_blocks=keeps_blocks)
         tensors = dict(plan.tensors())
         metadata.check_tensors_read(plan.read)
         if keeps_blocks and plan.dequantized.total():
@@ -96,10 +102,19 @@ def _class_of(config: Any) -> str:
     return name
 
 
-def _write_config(config: Any, metadata: GgufMetadata, directory: Path, types: Mapping[str, str]) -> None:
+def _write_config(config: Any, directory: Path, types: Mapping[str, str]) -> None:
+    config.save_pretrained(directory)
+    path = directory / "config.json"
+    written = json.loads(path.read_text())
+    written.pop("quantization_config", None)
+    if types:
+        written["quantization_config"] = {"quant_method": METHOD, "types": dict(types)}
+    path.write_text(json.dumps(written, indent=2) + "\n")
+
+
+def _write_generation_config(config: Any, metadata: GgufMetadata, directory: Path) -> None:
     from transformers import GenerationConfig
 
-    config.save_pretrained(directory)
     generation = GenerationConfig.from_model_config(config)
     ends = metadata.end_tokens()
     if len(ends) > 1:
@@ -107,9 +122,3 @@ def _write_config(config: Any, metadata: GgufMetadata, directory: Path, types: M
     elif ends:
         generation.eos_token_id = ends[0]
     generation.save_pretrained(directory)
-    path = directory / "config.json"
-    written = json.loads(path.read_text())
-    written.pop("quantization_config", None)
-    if types:
-        written["quantization_config"] = {"quant_method": METHOD, "types": dict(types)}
-    path.write_text(json.dumps(written, indent=2) + "\n")

@@ -3,12 +3,13 @@ know.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, dequantize
+from numpy.typing import NDArray
 
 from svc_common.preparation import PreparationFailed
 
@@ -38,6 +39,8 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "residual_scale": (0.0, 1.0),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+"""Types of tokens: what stands for unknown ones, tokens that texts do not have, and words added to a vocabulary."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Tokens that end a turn or a message, which llama.cpp knows by their text, whatever the file says of them.
 _TURN_ENDS = (
@@ -100,9 +103,19 @@ class GgufMetadata:
         tensor = self._tensors.get(name)
         return None if tensor is None else dequantize(tensor.data, tensor.tensor_type).ravel().tolist()
 
+    def matrix(self, name: str) -> NDArray[np.float32] | None:
+        """A matrix of numbers [outputs, inputs], which counts as read; None: the file does not have it."""
+        self._factors.add(name)
+        tensor = self._tensors.get(name)
+        return None if tensor is None else dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+
     def has_tensor(self, pattern: re.Pattern[str]) -> bool:
         """Whether the file has a tensor whose whole name matches."""
         return any(pattern.fullmatch(name) for name in self._tensors)
+
+    def has(self, name: str) -> bool:
+        """Whether the file has the tensor of this name."""
+        return name in self._tensors
 
     def num_rows(self, name: str) -> int:
         """Of a matrix. Raises PreparationFailed if the file does not have it."""
@@ -153,6 +166,28 @@ class GgufMetadata:
         if unread:
             more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
             raise self.refusal(f"it has tensors that are not read: {', '.join(unread[:8])}{more}")
+
+    def tokens(self) -> tuple[Sequence[str], Sequence[int]]:
+        """The vocabulary, and the types of its tokens. Raises PreparationFailed if the file has none."""
+        texts = self.general("tokenizer.ggml.tokens")
+        if not texts:
+            raise self.refusal("it has no metadata tokenizer.ggml.tokens")
+        types = self.general("tokenizer.ggml.token_type") or []
+        return texts, types if len(types) == len(texts) else [1] * len(texts)
+
+    def token(self, *names: str) -> int | None:
+        """The special token that the first of these fields says that the file has; None: it has none of them."""
+        given = (self.general(f"tokenizer.ggml.{name}_token_id") for name in names)
+        return next((int(token) for token in given if token is not None), None)
+
+    def special_tokens(self, ids: Mapping[str, int | None], texts: Sequence[str]) -> dict[str, str]:
+        """The texts of an encoder's special tokens, by transformers' names. Raises PreparationFailed if one is missing
+        that every text needs.
+        """
+        found = {name: texts[token] for name, token in ids.items() if token is not None and token < len(texts)}
+        if missing := [name for name in ("cls_token", "sep_token", "unk_token") if name not in found]:
+            raise self.refusal(f"its tokenizer has no {', '.join(missing)}")
+        return found
 
     def end_tokens(self) -> list[int]:
         """The tokens that end a text, a turn or a message of it, in this order; empty: the file names none."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from svc_common.preparation import PreparationFailed
 from worker_svc.gguf.architecture import GgufArchitecture, Join
 from worker_svc.gguf.metadata import GgufMetadata
-from worker_svc.model.description import ModelDescription
+from worker_svc.gguf.parts import ModelParts
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
 from worker_svc.model.formats.gguf import BLOCKS
 from worker_svc.tensor_writer import PlannedTensor
@@ -47,13 +47,13 @@ class TensorPlan:
         reader: GGUFReader,
         metadata: GgufMetadata,
         architecture: GgufArchitecture,
-        description: ModelDescription,
+        parts: ModelParts,
         *,
         keeps_blocks: bool,
     ) -> None:
         """Without `keeps_blocks`, all tensors are float32."""
         self._stored = {tensor.name: tensor for tensor in reader.tensors}
-        self._architecture, self._description = architecture, description
+        self._architecture, self._model = architecture, parts
         self._keeps_blocks, self._num_blocks = keeps_blocks, metadata.num_blocks
         # The package does not know an architecture of another package: its names are Llama's then.
         by_name = {name: number for number, name in MODEL_ARCH_NAMES.items()}
@@ -62,7 +62,6 @@ class TensorPlan:
         self._heads = dict(self._heads_of_neighbours()) if architecture.has_rotated_neighbours else {}
         self._parts = dict(self._parts_of_qkv())
         self._turns = dict(self._turns_of_rows())
-        self._offsets = {norm.tensor: norm.weight_offset for norm in description.norms if norm.weight_offset}
         self.types: dict[str, str] = {}
         """The types of layers in blocks."""
         self.dequantized: Counter[str] = Counter()
@@ -72,15 +71,10 @@ class TensorPlan:
 
     def tensors(self) -> Iterator[tuple[str, PlannedTensor]]:
         """By their names."""
-        description = self._description
-        self._leave_out(description)
-        inputs = description.layer_inputs
-        tables = {description.embedding, *(() if inputs is None else (inputs.embedding,))}
-        for name, shape in description.shapes.items():
-            yield self._planned(name, shape, may_have_blocks=name in tables)
-        for layer in description.linear_layers:
-            if layer is description.head and description.tied_embeddings:
-                continue
+        self._leave_out()
+        for name, shape in self._model.shapes.items():
+            yield self._planned(name, shape, may_have_blocks=name in self._model.tables)
+        for layer in self._model.linear_layers:
             for stored in layer.stored:
                 outputs = sum(stored.outputs)
                 yield self._planned(
@@ -92,29 +86,27 @@ class TensorPlan:
                 if stored.bias:
                     yield self._planned(f"{stored.name}.bias", (outputs,), may_have_blocks=False, may_be_missing=True)
 
-    def _leave_out(self, description: ModelDescription) -> None:
+    def _leave_out(self) -> None:
         """Counts as read what the model does not need."""
         # Of layers that share keys and values, a file may have such tensors all the same.
-        unused = (self._names.get_name(prefix.removesuffix(".")) for prefix in description.unused_prefixes)
+        unused = (self._names.get_name(prefix.removesuffix(".")) for prefix in self._model.unused_prefixes)
         self.read |= {f"{name}{_WEIGHT}" for name in unused if name is not None}
         # Blocks behind the last layer predict further tokens.
-        predicting = range(len(description.layers), self._num_blocks)
+        predicting = range(len(self._model.qkv), self._num_blocks)
         for name in self._stored:
             if (block := _BLOCK.match(name)) is not None and int(block[1]) in predicting:
                 self.read.add(name)
 
     def _heads_of_neighbours(self) -> Iterator[tuple[str, int]]:
         """The number of heads in tensors of queries and keys."""
-        for layer in self._description.layers:
-            attention = layer.attention
-            counts = attention.num_heads, attention.num_kv_heads
-            for stored, count in zip(attention.qkv.stored, counts, strict=False):
+        for qkv, counts in zip(self._model.qkv, self._model.heads, strict=True):
+            for stored, count in zip(qkv.stored, counts, strict=False):
                 yield f"{stored.name}{_WEIGHT}", count
                 yield f"{stored.name}.bias", count
 
     def _turns_of_rows(self) -> Iterator[tuple[str, "_Turns"]]:
         """Of tensors whose parts take turns in transformers: in files, each part is whole."""
-        for layer in self._description.linear_layers:
+        for layer in self._model.linear_layers:
             for stored in layer.stored:
                 if stored.interleaved is not None:
                     turns = _Turns(len(stored.outputs), stored.interleaved)
@@ -122,9 +114,9 @@ class TensorPlan:
 
     def _parts_of_qkv(self) -> Iterator[tuple[str, tuple[str, slice]]]:
         """Where queries, keys and values are if a file has one tensor of them."""
-        for number, layer in enumerate(self._description.layers):
+        for number, qkv in enumerate(self._model.qkv):
             first = 0
-            for stored in layer.attention.qkv.stored:
+            for stored in qkv.stored:
                 end = first + sum(stored.outputs)
                 for kind in (_WEIGHT, ".bias"):
                     yield f"{stored.name}{kind}", (f"blk.{number}.attn_qkv{kind}", slice(first, end))
@@ -146,7 +138,7 @@ class TensorPlan:
         self.read |= {tensor.name for tensor in source.tensors}
         kind, *others = sorted({tensor.tensor_type.name for tensor in source.tensors})
         keeps_blocks = self._keeps_blocks and may_have_blocks and source.keeps_rows
-        made = _Made(source, shape, self._heads.get(name), self._turns.get(name), self._offsets.get(name, 0.0))
+        made = _Made(source, shape, self._heads.get(name), self._turns.get(name), self._model.offsets.get(name, 0.0))
         made.check(" and ".join(tensor.name for tensor in source.tensors))
         if keeps_blocks and not others and kind in BLOCK_TYPES:
             layer = name.removesuffix(_WEIGHT)
@@ -154,12 +146,13 @@ class TensorPlan:
             blocks = (shape[0], BLOCK_TYPES[kind].row_bytes(shape[1]))
             return f"{layer}{BLOCKS}", PlannedTensor(torch.uint8, blocks, made.blocks)
         dtype = _FLOATS.get(kind, torch.float32)
-        if others or not self._keeps_blocks or name in self._offsets:
+        if others or not self._keeps_blocks or name in self._model.offsets:
             dtype = torch.float32
         for tensor in source.tensors:
             if tensor.tensor_type.name not in _FLOATS:
                 self._check_readable(tensor)
-                self.dequantized[tensor.tensor_type.name] += source.keeps_rows
+                could_stay = may_have_blocks or tensor.tensor_type.name not in BLOCK_TYPES
+                self.dequantized[tensor.tensor_type.name] += source.keeps_rows and could_stay
         shape = tuple(reversed(shape)) if is_transposed else shape
         return name, PlannedTensor(dtype, shape, partial(made.numbers, dtype, is_transposed=is_transposed))
 
@@ -197,7 +190,7 @@ class TensorPlan:
             return f"{prefix}{self._architecture.names[rest]}"
         if name.endswith(_CHOICE_BIAS):
             return f"{prefix}exp_probs_b.bias"
-        layer, _, kind = name.rpartition(".")
+        layer, _, kind = name.removeprefix(self._model.prefix).rpartition(".")
         return f"{self._names.get_name(layer)}.{kind}"
 
     def _check_readable(self, tensor: Any) -> None:

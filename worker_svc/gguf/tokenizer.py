@@ -6,6 +6,11 @@ from typing import Any
 from svc_common.preparation import Report
 from worker_svc.gguf.metadata import GgufMetadata
 from worker_svc.gguf.text_splits import split_texts
+from worker_svc.gguf.unigram import make_unigram
+from worker_svc.gguf.wordpiece import make_wordpiece
+
+# How tokenizers of encoders are made, by `tokenizer.ggml.model`.
+_OF_ENCODERS = {"bert": make_wordpiece, "t5": make_unigram}
 
 
 def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, needs_config: bool = False) -> None:
@@ -15,11 +20,20 @@ def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, 
     knows few architectures.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_SENTENCEPIECE_BUILDERS
 
     kind: Any = AutoTokenizer if needs_config else PreTrainedTokenizerFast
+    model = metadata.general("tokenizer.ggml.model")
+    if model in _OF_ENCODERS:
+        backend, special = _OF_ENCODERS[model](metadata)
+        limit = metadata.needed("context_length")
+        kind(tokenizer_object=backend, model_max_length=limit, **special).save_pretrained(directory)
+        return
+    # transformers does not know that this vocabulary has its merges in the order of Gemma's.
+    GGUF_SENTENCEPIECE_BUILDERS.setdefault("gemma-embedding", GGUF_SENTENCEPIECE_BUILDERS["gemma3"])
     tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
-    if metadata.general("tokenizer.ggml.model") == "gpt2":
+    if model == "gpt2":
         split_texts(tokenizer.backend_tokenizer, metadata.general("tokenizer.ggml.pre"), report)
     tokenizer.save_pretrained(directory)
 

@@ -27,7 +27,9 @@ from worker_svc.step import SamplingParams
 PROMPTS = prompts(1, 9, 37)
 EVERY_LOGPROB = SamplingParams(logprobs=len(TOKENS))
 # Those of which tests of their own read files.
-ELSEWHERE = {"gemma2", "gemma3", "gemma4", "phi3", "qwen2", "qwen3", "qwen3moe"}
+ELSEWHERE = {
+    *("bert", "gemma-embedding", "gemma2", "gemma3", "gemma4", "nomic-bert", "phi3", "qwen2", "qwen3", "qwen3moe"),
+}
 
 Change = Callable[[GGUFWriter], None]
 Convert = Callable[..., tuple[Path, Path]]
@@ -51,8 +53,9 @@ def converted(tmp_path: Path) -> Convert:
 
 
 def test_every_architecture_has_a_case() -> None:
-    names = {"".join(letter if letter.isalnum() else "_" for letter in case.architecture) for case in CASES.values()}
-    assert names | ELSEWHERE == set(architecture_names())
+    names = {case.architecture for case in CASES.values()} | ELSEWHERE
+    modules = {"".join(letter if letter.isalnum() else "_" for letter in name) for name in names}
+    assert modules == set(architecture_names())
 
 
 def test_the_docs_have_every_architecture() -> None:
