@@ -8,6 +8,7 @@ ABOVE_MODELS = {
     "encoder.instance",
     "fingerprint",
     "gguf.conversion",
+    "gguf.parts",
     "gguf.plan",
     "instance",
     "kernel_choice",

@@ -120,7 +120,7 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (["--lora_modules", "a=b"], "--lora-modules is not served"),
         (["--watermark-config", '{"key": 1}'], "--watermark-config is not served: outputs have no watermark"),
         (["--enable-sleep-mode"], "--enable-sleep-mode is not served: Quire has no such feature"),
-        (["-q", "awq"], "--quantization is not served: GPTQ, AWQ, "),
+        (["-q", "awq"], "--quantization is not served: quantized checkpoints are "),
         (["--quantization=fp8"], "--quantization is not served"),
         (["--compilation-config.mode", "3"], "--compilation-config is not served"),
         (["-O3"], "--optimization-level is not served: QUIRE_KERNELS chooses"),
