@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from benchmarks.formats import LARGE_SHAPE
 from benchmarks.runner import log
-from tiny_gguf import random_blocks
+from tiny_gguf import random_blocks, write_file
 from worker_svc.prepare import fetch_default_gguf
 
 _HIDDEN, _INTERMEDIATE, _LAYERS, _HEADS, _KV_HEADS = (
@@ -77,11 +77,7 @@ def _random(stored: str) -> Callable[[Path], Path]:
             matrix(f"blk.{layer}.ffn_gate", _INTERMEDIATE, _HIDDEN)
             matrix(f"blk.{layer}.ffn_up", _INTERMEDIATE, _HIDDEN)
             matrix(f"blk.{layer}.ffn_down", _HIDDEN, _INTERMEDIATE)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        return write_file(writer, path)
 
     return write
 

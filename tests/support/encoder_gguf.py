@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from encoder_model import SPECIAL_TOKENS, template_processor
+from tiny_gguf import write_file
 
 CONTEXT = 64
 _MORE_WORDS = (
@@ -197,11 +198,7 @@ def write_encoder_gguf(
         data = gguf.quantize(numbers.numpy(), GGMLQuantizationType[kind])
         writer.add_tensor(_name(name), data, raw_dtype=GGMLQuantizationType[kind])
     change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_file(writer, path)
 
 
 def round_to(model: Any, kind: str) -> None:

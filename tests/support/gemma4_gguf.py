@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
-from tiny_gguf import write_tiny_tokenizer
+from tiny_gguf import write_file, write_tiny_tokenizer
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -83,11 +83,7 @@ def write_gemma4_gguf(
     factors = [1.0] * num_turned + [1e30] * (dim // 2 - num_turned)
     writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
     change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_file(writer, path)
 
 
 def _write_fields(writer: GGUFWriter, config: Any) -> None:

@@ -19,7 +19,7 @@ import dense_models
 import latent_models
 import llama_models
 import transformers_models
-from tiny_gguf import TOKENS, write_tiny_tokenizer
+from tiny_gguf import TOKENS, add_field, write_file, write_tiny_tokenizer
 
 Fields: TypeAlias = dict[str, Any]
 Named: TypeAlias = tuple[str, Tensor]
@@ -490,7 +490,7 @@ def write_model_gguf(
     config, writer = model.config, GGUFWriter(path, case.architecture)
     for name, value in (_common(config) | case.fields(config)).items():
         if value is not None:
-            _add_field(writer, f"{case.architecture}.{name}", value)
+            add_field(writer, f"{case.architecture}.{name}", value)
     write_tiny_tokenizer(writer)
     for name, tensor in model.state_dict().items():
         if config.tie_word_embeddings and name == "lm_head.weight":
@@ -499,11 +499,7 @@ def write_model_gguf(
             kind = stored(in_file) if part.dim() > 1 and in_file.endswith(".weight") else "F32"
             _add_tensor(writer, in_file, part, GGMLQuantizationType[kind])
     change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_file(writer, path)
 
 
 def _common(config: Any) -> Fields:
@@ -564,19 +560,6 @@ def _in_layer(case: GgufCase, name: str, tensor: Tensor) -> Iterator[Named]:
         shared = _SHARED.fullmatch(layer)
         names = {**_NAMES, **case.names}
         yield f"{names[layer] if shared is None else f'ffn_{shared[1]}_shexp'}.{kind}", tensor
-
-
-def _add_field(writer: GGUFWriter, name: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(name, value)
-    elif isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, int):
-        writer.add_uint32(name, value)
-    elif isinstance(value, float):
-        writer.add_float32(name, value)
-    else:
-        writer.add_string(name, value)
 
 
 def _add_tensor(writer: GGUFWriter, name: str, tensor: Tensor, kind: GGMLQuantizationType) -> None:

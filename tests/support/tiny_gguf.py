@@ -73,6 +73,41 @@ def _as_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
     return data.view(np.uint8).reshape(len(data), -1)
 
 
+def replaced(name: str, value: Any) -> Callable[[gguf.GGUFWriter], None]:
+    """Replaces a field of a file; None: removes it."""
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        (fields,) = writer.kv_data
+        fields.pop(name, None)
+        if value is not None:
+            add_field(writer, name, value)
+
+    return change
+
+
+def add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    """Adds a field of the type of its value."""
+    if isinstance(value, list):
+        writer.add_array(name, value)
+    elif isinstance(value, bool):
+        writer.add_bool(name, value)
+    elif isinstance(value, int):
+        writer.add_uint32(name, value)
+    elif isinstance(value, float):
+        writer.add_float32(name, value)
+    else:
+        writer.add_string(name, value)
+
+
+def write_file(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Writes what has been added, and returns the path of the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def write_tiny_tokenizer(writer: gguf.GGUFWriter) -> None:
     """Writes the fields of a tokenizer of `TOKENS`."""
     writer.add_vocab_size(len(TOKENS))
@@ -159,8 +194,4 @@ def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
         vector(f"{block}.attn_norm", hidden)
         vector(f"{block}.ffn_norm", hidden)
     model.more(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_file(writer, path)

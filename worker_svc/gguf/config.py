@@ -116,10 +116,9 @@ def read_decoder(metadata: GgufMetadata, form: ConfigForm) -> Any:
 
 def _sizes(metadata: GgufMetadata, form: ConfigForm, known: Any) -> dict[str, Any]:
     """What files of all architectures say in the same way."""
-    num_layers = metadata.num_blocks - metadata.num_predicting
     fields: dict[str, Any] = {
         "vocab_size": metadata.num_rows("token_embd.weight"),
-        "num_hidden_layers": num_layers,
+        "num_hidden_layers": metadata.num_layers,
         "tie_word_embeddings": not metadata.has_tensor(_HEAD),
         **{name: metadata.general(f"tokenizer.ggml.{field}_token_id") for name, field in _TOKENS.items()},
     }

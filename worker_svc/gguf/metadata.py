@@ -77,6 +77,11 @@ class GgufMetadata:
         return int(self.needed("block_count"))
 
     @property
+    def num_layers(self) -> int:
+        """Those that the model is computed by."""
+        return self.num_blocks - self.num_predicting
+
+    @property
     def num_predicting(self) -> int:
         """The last ones of the blocks, which predict further tokens."""
         return int(self.get("nextn_predict_layers") or 0)
@@ -99,9 +104,8 @@ class GgufMetadata:
 
     def factors(self, name: str) -> list[float] | None:
         """The numbers of a tensor, which counts as read; None: the file has none."""
-        self._factors.add(name)
-        tensor = self._tensors.get(name)
-        return None if tensor is None else dequantize(tensor.data, tensor.tensor_type).ravel().tolist()
+        numbers = self.matrix(name)
+        return None if numbers is None else numbers.ravel().tolist()
 
     def matrix(self, name: str) -> NDArray[np.float32] | None:
         """A matrix of numbers [outputs, inputs], which counts as read; None: the file does not have it."""

@@ -9,12 +9,11 @@ from worker_svc.gguf.metadata import GgufMetadata
 
 
 def _more(metadata: GgufMetadata) -> Mapping[str, Any]:
-    num_layers = metadata.num_blocks - metadata.num_predicting
     first = int(metadata.get("leading_dense_block_count") or 0)
     width = metadata.needed("expert_feed_forward_length") * (metadata.peek("expert_shared_count") or 0)
     if metadata.peek("expert_shared_feed_forward_length") == width:
         metadata.get("expert_shared_feed_forward_length")
-    return {"mlp_layer_types": ["dense"] * first + ["sparse"] * (num_layers - first)}
+    return {"mlp_layer_types": ["dense"] * first + ["sparse"] * (metadata.num_layers - first)}
 
 
 ARCHITECTURE = GgufArchitecture(

@@ -12,20 +12,18 @@ import torch
 from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM
 
+from kept_codes import assert_codes_are_multiplied_as_numbers
 from llama_models import generate, prompts, save_model
 from model_gguf import CASES, GgufCase, write_model_gguf
-from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from svc_common.preparation import PreparationFailed
-from tiny_gguf import TOKENS
+from tiny_gguf import replaced
 from transformers_models import save_with_choice_biases
 from worker_svc.gguf.architecture import architecture_names
 from worker_svc.gguf.conversion import GgufConversion
-from worker_svc.step import SamplingParams
 
 # Prompts longer than windows, of which some tokens are beyond the original context of stretched positions
 PROMPTS = prompts(1, 9, 37)
-EVERY_LOGPROB = SamplingParams(logprobs=len(TOKENS))
 # Those of which tests of their own read files.
 ELSEWHERE = {
     *("bert", "gemma-embedding", "gemma2", "gemma3", "gemma4", "nomic-bert", "phi3", "qwen2", "qwen3", "qwen3moe"),
@@ -82,12 +80,7 @@ def test_blocks_keep_their_codes(name: str, converted: Convert) -> None:
     assert set(types.values()) == {kind}
     assert any("embed" in layer or layer.endswith("wte") for layer in types)
     assert not case.is_mixture or any(".experts." in layer for layer in types)
-    found = []
-    for kernels, weights in (("torch", MatrixFormat.PLAIN), ("compiled", MatrixFormat.INT8)):
-        driver = Driver(make_runner(ours, kernels, weights=weights, num_blocks=64))
-        driver.generate(PROMPTS[-1:], 4, EVERY_LOGPROB)
-        found.append(torch.tensor([[value for _, value in sorted(step.top)] for step in driver.logprobs[1]]))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-3)
+    assert_codes_are_multiplied_as_numbers(ours, PROMPTS[-1], atol=1e-3)
 
 
 def _assert_tokens(directories: tuple[Path, Path]) -> None:
@@ -157,49 +150,37 @@ def test_experts_whose_weights_are_not_scaled(converted: Convert) -> None:
     _assert_tokens(converted(CASES["deepseek-v2-lite"], change=lambda writer: writer.add_expert_weights_scale(0.0)))
 
 
-def _field(name: str, value: Any) -> Change:
-    """Replaces a field; None: removes it."""
-
-    def change(writer: GGUFWriter) -> None:
-        (fields,) = writer.kv_data
-        fields.pop(name, None)
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, list):
-            writer.add_array(name, value)
-        elif value is not None:
-            writer.add_uint32(name, value)
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("case", "change", "named"),
     [
         (
             "granite",
-            _field("granite.rope.scaling.finetuned", False),
+            replaced("granite.rope.scaling.finetuned", False),
             "not read: granite.rope.scaling.finetuned = False",
         ),
-        ("dots1", _field("dots1.expert_gating_func", None), "it has no metadata dots1.expert_gating_func"),
-        ("minimax-m2", _field("minimax-m2.expert_gating_func", 1), "not read: minimax-m2.expert_gating_func = 1"),
-        ("deepseek-v3", _field("deepseek2.expert_gating_func", 3), "not read: deepseek2.expert_gating_func = 3"),
-        ("hunyuan-moe", _field("hunyuan-moe.expert_shared_count", 2), "not read: hunyuan-moe.expert_shared_count = 2"),
-        ("ministral3", _field("mistral3.rope.scaling.type", None), "mistral3.attention.temperature_scale = 0.5"),
-        ("glm4", _field("glm4.rope.dimension_sections", [4, 2, 2, 0]), "not read: glm4.rope.dimension_sections"),
+        ("dots1", replaced("dots1.expert_gating_func", None), "it has no metadata dots1.expert_gating_func"),
+        ("minimax-m2", replaced("minimax-m2.expert_gating_func", 1), "not read: minimax-m2.expert_gating_func = 1"),
+        ("deepseek-v3", replaced("deepseek2.expert_gating_func", 3), "not read: deepseek2.expert_gating_func = 3"),
+        (
+            "hunyuan-moe",
+            replaced("hunyuan-moe.expert_shared_count", 2),
+            "not read: hunyuan-moe.expert_shared_count = 2",
+        ),
+        ("ministral3", replaced("mistral3.rope.scaling.type", None), "mistral3.attention.temperature_scale = 0.5"),
+        ("glm4", replaced("glm4.rope.dimension_sections", [4, 2, 2, 0]), "not read: glm4.rope.dimension_sections"),
         (
             "deepseek-v3",
-            _field("deepseek2.attention.temperature_scale", 1),
+            replaced("deepseek2.attention.temperature_scale", 1),
             "deepseek2.attention.temperature_scale = 1",
         ),
         (
             "deepseek-v3",
-            _field("deepseek2.attention.kv_lora_rank", None),
+            replaced("deepseek2.attention.kv_lora_rank", None),
             "no metadata deepseek2.attention.kv_lora_rank",
         ),
         (
             "deepseek-v3",
-            _field("deepseek2.attention.kv_lora_rank", 64),
+            replaced("deepseek2.attention.kv_lora_rank", 64),
             "blk.0.attn_kv_a_norm.weight of the GGUF file is [32], not [64]",
         ),
         (

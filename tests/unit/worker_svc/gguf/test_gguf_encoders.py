@@ -30,6 +30,7 @@ from encoder_gguf import (
 from encoder_model import CLS
 from quire_kernels.cpu.amx import has_amx
 from svc_common.preparation import PreparationFailed
+from tiny_gguf import replaced
 from worker_svc.encoder.pooling import EmbeddingDefaults, embed
 from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.model.compiled_encoder import load_compiled_encoder
@@ -110,20 +111,6 @@ def assert_embeddings(ours: Path, model: Any, pooling: int) -> None:
     torch.testing.assert_close(embeddings(ours, "torch", PROMPTS), expected, rtol=0, atol=1e-5)
     tolerance = 1e-3 if has_amx(compiled.thread_pool()) else 1e-5
     torch.testing.assert_close(embeddings(ours, "compiled", PROMPTS), expected, rtol=0, atol=tolerance)
-
-
-def _set(name: str, value: Any) -> Change:
-    def change(writer: GGUFWriter) -> None:
-        (fields,) = writer.kv_data
-        fields.pop(name, None)
-        if isinstance(value, str):
-            writer.add_string(name, value)
-        elif isinstance(value, bool):
-            writer.add_bool(name, value)
-        else:
-            writer.add_uint32(name, value)
-
-    return change
 
 
 def _add_tensor(name: str) -> Change:
@@ -251,7 +238,7 @@ def test_texts_have_the_tokens_of_unigram_vocabularies(tmp_path: Path) -> None:
 def test_fields_of_unigram_vocabularies(name: str, value: bool, text: str, expected: list[str], tmp_path: Path) -> None:
     own, case = unigram(), CASES["xlm-roberta"]
     model, theirs = saved(tmp_path, case, vocab_size=own.get_vocab_size())
-    change = _set(f"tokenizer.ggml.{name}", value)
+    change = replaced(f"tokenizer.ggml.{name}", value)
     ours = convert(tmp_path, case, model, theirs, tokenizer=own, add=add_unigram, change=change)
     assert Tokenizer.from_file(str(ours / "tokenizer.json")).encode(text).tokens == expected
 
@@ -259,7 +246,10 @@ def test_fields_of_unigram_vocabularies(name: str, value: bool, text: str, expec
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("tokenizer.ggml.treat_whitespace_as_suffix", True), "tokenizer.ggml.treat_whitespace_as_suffix = True"),
+        (
+            replaced("tokenizer.ggml.treat_whitespace_as_suffix", True),
+            "tokenizer.ggml.treat_whitespace_as_suffix = True",
+        ),
         (_without("scores"), "its tokenizer does not have a score for each token"),
         (_without("bos_token_id"), "its tokenizer has no cls_token"),
     ],
@@ -304,14 +294,17 @@ def test_earlier_files_name_fewer_special_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("bert.pooling_type", 5), "metadata that is not read: bert.pooling_type = 5"),
-        (_set("bert.pooling_type", 4), "metadata that is not read: bert.pooling_type = 4"),
-        (_set("bert.attention.causal", True), "metadata that is not read: bert.attention.causal = True"),
-        (_set("bert.attention.head_count_kv", 2), "metadata that is not read: bert.attention.head_count_kv = 2"),
-        (_set("bert.attention.key_length", 32), "metadata that is not read: bert.attention.key_length = 32"),
-        (_set("bert.attention.max_alibi_bias", 8), "metadata that is not read: bert.attention.max_alibi_bias = 8"),
-        (_set("bert.rope.freq_base", 8), "metadata that is not read: bert.rope.freq_base = 8"),
-        (_set("tokenizer.ggml.model", "gpt2"), "its tokenizer is 'gpt2'; those of encoders that are read: bert, t5"),
+        (replaced("bert.pooling_type", 5), "metadata that is not read: bert.pooling_type = 5"),
+        (replaced("bert.pooling_type", 4), "metadata that is not read: bert.pooling_type = 4"),
+        (replaced("bert.attention.causal", True), "metadata that is not read: bert.attention.causal = True"),
+        (replaced("bert.attention.head_count_kv", 2), "metadata that is not read: bert.attention.head_count_kv = 2"),
+        (replaced("bert.attention.key_length", 32), "metadata that is not read: bert.attention.key_length = 32"),
+        (replaced("bert.attention.max_alibi_bias", 8), "metadata that is not read: bert.attention.max_alibi_bias = 8"),
+        (replaced("bert.rope.freq_base", 8), "metadata that is not read: bert.rope.freq_base = 8"),
+        (
+            replaced("tokenizer.ggml.model", "gpt2"),
+            "its tokenizer is 'gpt2'; those of encoders that are read: bert, t5",
+        ),
         (_add_tensor("cls.bias"), "tensors that are not read: cls.bias"),
         (_add_tensor("blk.0.attn_q_norm.weight"), "tensors that are not read: blk.0.attn_q_norm.weight"),
         (_drop("blk.1.ffn_up.weight"), "no tensor blk.1.ffn_up.weight"),
@@ -354,8 +347,8 @@ def test_rerankers_have_their_head(pooling: int | None, num_labels: int, stored:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("bert.pooling_type", 2), "metadata that is not read: bert.pooling_type = 2"),
-        (_set("bert.classifier.output_labels", "good"), "metadata that is not read: bert.classifier.output_labels"),
+        (replaced("bert.pooling_type", 2), "metadata that is not read: bert.pooling_type = 2"),
+        (replaced("bert.classifier.output_labels", "good"), "metadata that is not read: bert.classifier.output_labels"),
         (_drop("cls.weight"), "no tensor cls.weight"),
         (_drop("token_types.weight"), "tensors that are not read: cls.bias, cls.output.bias"),
     ],

@@ -22,7 +22,7 @@ from llama_models import prompts, save_model
 from model_gguf import GgufCase, write_model_gguf
 from quire_kernels.cpu.amx import has_amx
 from svc_common.preparation import PreparationFailed
-from tiny_gguf import TOKENS
+from tiny_gguf import TOKENS, replaced
 from worker_svc.encoder.pooling import EmbeddingDefaults, embed
 from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.model.compiled_states import load_compiled_states
@@ -198,18 +198,6 @@ def test_merges_are_in_the_order_of_gemmas_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.encode("abc  a b").tokens == ["<bos>", "ab", "c", "▁▁", "a", "▁", "b", "<eos>"]
 
 
-def _field(name: str, value: int | bool) -> Change:
-    def change(writer: GGUFWriter) -> None:
-        (fields,) = writer.kv_data
-        fields.pop(f"gemma-embedding.{name}", None)
-        if isinstance(value, bool):
-            writer.add_bool(f"gemma-embedding.{name}", value)
-        else:
-            writer.add_uint32(f"gemma-embedding.{name}", value)
-
-    return change
-
-
 def _of_another_size(writer: GGUFWriter) -> None:
     writer.add_pooling_type(PoolingType.MEAN)
     writer.add_dense_features_dims("dense_2", HIDDEN, WIDE)
@@ -223,8 +211,11 @@ def _bias(writer: GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_field("pooling_type", 4), "metadata that is not read: gemma-embedding.pooling_type = 4"),
-        (_field("attention.causal", True), "metadata that is not read: gemma-embedding.attention.causal = True"),
+        (replaced("gemma-embedding.pooling_type", 4), "metadata that is not read: gemma-embedding.pooling_type = 4"),
+        (
+            replaced("gemma-embedding.attention.causal", True),
+            "metadata that is not read: gemma-embedding.attention.causal = True",
+        ),
         (_of_another_size, f"its tensor dense_2.weight is [{WIDE}, {WIDE}], not [{WIDE}, {HIDDEN}]"),
         (_bias, "tensors that are not read: dense_2.bias"),
     ],
