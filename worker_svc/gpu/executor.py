@@ -76,7 +76,8 @@ class DeviceExecutor:
         max_logits = max(max_rows, limits.max_scored_rows)
         self._forward_begin = StepSampler.num_bytes(limits)
         self._staging = Staging(self._forward_begin + _num_forward_bytes(limits, forward), 8 * max_rows, device)
-        self._logits = torch.empty((max_logits, limits.vocab_size), dtype=torch.float32, device=device)
+        # Zeros: kernels are compiled and graphs captured with these rows before a step has computed any.
+        self._logits = torch.zeros((max_logits, limits.vocab_size), dtype=torch.float32, device=device)
         self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._sampler = StepSampler(
             limits, device, self._staging, self._logits, self._sampled, deterministic=deterministic
