@@ -1,11 +1,15 @@
 """What every result is reported with: its provenance, its targets, and tables in Markdown and for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from typing import Any
 
 from benchmarks.record import DIRTY
+
+_MANY = 3
+"""So many targets that are alike share a line."""
 
 
 class Sense(Enum):
@@ -45,8 +49,31 @@ def target_lines(result: dict[str, Any]) -> list[str]:
 
 
 def target_list(result: dict[str, Any]) -> str:
-    """The targets of a result as a list in Markdown."""
-    return "\n".join(f"- {line}" for line in target_lines(result))
+    """The targets of a result as a list in Markdown.
+
+    Three or more of the same figure and bound, such as those of different loads, share a line; what is missed is listed
+    in any case. A figure is what stands behind the last colon of `what`.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for one in result.get("targets", ()):
+        alike = (id(one),) if "text" in one else (one["what"].rpartition(": ")[2], one["sense"], one["bound"])
+        groups.setdefault(alike, []).append(one)
+    return "\n".join(f"- {line}" for group in groups.values() for line in _lines_of(group))
+
+
+def _lines_of(group: list[dict[str, Any]]) -> Iterator[str]:
+    """Targets of one figure and bound: one line of those that hold, if they are three or more; else a line of each."""
+    holding = [one for one in group if one["holds"]]
+    if len(holding) < _MANY:
+        yield from map(_target_line, group)
+        return
+    values = [one["value"] for one in holding]
+    cases, _, figure = zip(*(one["what"].rpartition(": ") for one in group), strict=True)
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*(case.split(", ") for case in cases), strict=False))
+    count = f"all {len(group)}" if len(holding) == len(group) else f"{len(holding)} of {len(group)}"
+    extent = f"{_number(min(values))} to {_number(max(values))}, {_bound_text(group[0])}"
+    yield f"{': '.join((*(part for part, *_ in alike), figure[0]))}, {count}: {extent}"
+    yield from (_target_line(one) for one in group if not one["holds"])
 
 
 def _target_line(one: dict[str, Any]) -> str:
@@ -103,5 +130,12 @@ class Cells:
 
 
 def _target_text(one: dict[str, Any]) -> str:
-    value = f"{one['value']:,.0f}" if one["value"] >= 100 else f"{one['value']:.3g}"
-    return f"{one['what']}: {value}, target {Sense(one['sense']).sign} {one['bound']:,g}"
+    return f"{one['what']}: {_number(one['value'])}, {_bound_text(one)}"
+
+
+def _bound_text(one: dict[str, Any]) -> str:
+    return f"target {Sense(one['sense']).sign} {one['bound']:,g}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -2,7 +2,7 @@
 `quire.gguf_architectures`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -47,6 +47,8 @@ class GgufArchitecture:
     """
     is_embedding: bool = False
     """Whether its models generate no texts: they compute embeddings, pooled as the file says, or have a head."""
+    notes: Callable[[GgufMetadata], Iterable[str]] = lambda _: ()
+    """What the log says of a file from which another model is made than the published one."""
 
 
 _registry = Registry(

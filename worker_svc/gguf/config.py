@@ -170,12 +170,21 @@ def _windows(metadata: GgufMetadata, form: ConfigForm, known: Any, fields: Mappi
         return {"sliding_window": None, "layer_types": ["full_attention"] * num_layers}
     if has_window is None:  # the config's class says which
         return {"sliding_window": window}
-    # All layers but each so manieth have a window, or those that are true.
+    return {"sliding_window": window, "layer_types": window_kinds(metadata, has_window, num_layers)}
+
+
+def window_kinds(
+    metadata: GgufMetadata, has_window: object, num_layers: int, *, begins_without: bool = False
+) -> list[str]:
+    """transformers' names of the kinds of layers, given `attention.sliding_window_pattern`: those that are true have a
+    window, or all layers but each so manieth, of which the first layer is one if `begins_without`. 0: all have one.
+    Raises PreparationFailed for another value.
+    """
     if isinstance(has_window, bool):
         has_window = [has_window] * num_layers
     elif isinstance(has_window, int):
-        has_window = [not has_window or bool((layer + 1) % has_window) for layer in range(num_layers)]
+        first = 0 if begins_without else 1
+        has_window = [not has_window or bool((layer + first) % has_window) for layer in range(num_layers)]
     if not isinstance(has_window, list) or len(has_window) not in (num_layers, metadata.num_blocks):
         raise metadata.not_read("attention.sliding_window_pattern")
-    kinds = ["sliding_attention" if has else "full_attention" for has in has_window[:num_layers]]
-    return {"sliding_window": window, "layer_types": kinds}
+    return ["sliding_attention" if has else "full_attention" for has in has_window[:num_layers]]

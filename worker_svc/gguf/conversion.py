@@ -55,6 +55,8 @@ class GgufConversion:
         else:
             config = architecture.read_config(metadata)
             metadata.check_fields_read()
+            for line in architecture.notes(metadata):
+                self.report(line)
             config.architectures = config.architectures or [_class_of(config)]
             config.dtype = None if keeps_blocks else "float32"
             types = self._write_tensors(reader, metadata, architecture, config, keeps_blocks=keeps_blocks)

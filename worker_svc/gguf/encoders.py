@@ -1,6 +1,7 @@
 """Reads GGUF files of encoders: their configs, and how their hidden states become embeddings."""
 
 import json
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ TYPES, HEAD = "token_types.weight", "cls.output.weight"
 _RANK = 4  # the value of `pooling_type` of models with a head
 # Values of `pooling_type`, by the names that sentence-transformers has.
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
+_LABELS = "classifier.output_labels"
 _TOKENIZERS = ("bert", "t5")
 # The sizes of heads, where a file has them. They are those that follow from other fields.
 _WIDTHS = ("attention.key_length", "attention.value_length")
@@ -25,9 +27,10 @@ _NO_ACTIVATION = "torch.nn.modules.linear.Identity"
 _MODULES = "sentence_transformers.models"
 
 
-def encoder_fields(metadata: GgufMetadata) -> dict[str, Any]:
-    """What files of all encoders of BERT's form say, as transformers' configs have it. Raises PreparationFailed for
-    fields that are missing, or have values that are not computed.
+def encoder_fields(metadata: GgufMetadata, tokenizers: Collection[str] = _TOKENIZERS) -> dict[str, Any]:
+    """What files of all encoders of BERT's form say, as transformers' configs have it. `tokenizers` are the values of
+    `tokenizer.ggml.model` that files may have. Raises PreparationFailed for fields that are missing, or have values
+    that are not computed.
     """
     needed = metadata.needed
     hidden_size, num_heads = needed("embedding_length"), needed("attention.head_count")
@@ -38,8 +41,8 @@ def encoder_fields(metadata: GgufMetadata) -> dict[str, Any]:
     ):
         if metadata.get(name) not in (None, value):
             raise metadata.not_read(name)
-    if (kind := metadata.general("tokenizer.ggml.model")) not in _TOKENIZERS:
-        raise metadata.refusal(f"its tokenizer is {kind!r}; those of encoders that are read: {', '.join(_TOKENIZERS)}")
+    if (kind := metadata.general("tokenizer.ggml.model")) not in tokenizers:
+        raise metadata.refusal(f"its tokenizer is {kind!r}; those of encoders that are read: {', '.join(tokenizers)}")
     pooling_of(metadata)
     return {
         "vocab_size": metadata.num_rows("token_embd.weight"),
@@ -55,10 +58,20 @@ def encoder_fields(metadata: GgufMetadata) -> dict[str, Any]:
 
 
 def has_score_head(metadata: GgufMetadata) -> bool:
-    """Whether the model scores pairs of texts or classifies texts. Heads of DistilBERT, which has no types of tokens,
-    have another activation, which the file does not say.
+    """Whether the model scores pairs of texts or classifies texts. Heads of DistilBERT, whose files are BERT's without
+    types of tokens, have another activation, which the file does not say.
     """
-    return metadata.has(HEAD) and metadata.has(TYPES)
+    return metadata.has(HEAD) and (metadata.architecture != "bert" or metadata.has(TYPES))
+
+
+def labels_of(metadata: GgufMetadata) -> dict[int, str]:
+    """Of the outputs of a head. Raises PreparationFailed if the file names more or fewer."""
+    count, names = metadata.num_rows(HEAD), metadata.get(_LABELS)
+    # Several equal values are one.
+    names = [names] if isinstance(names, str) else names or [f"LABEL_{number}" for number in range(count)]
+    if len(names) != count:
+        raise metadata.not_read(_LABELS)
+    return dict(enumerate(names))
 
 
 def pooling_of(metadata: GgufMetadata) -> str | None:

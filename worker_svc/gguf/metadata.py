@@ -41,6 +41,7 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
 }
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens: what stands for unknown ones, tokens that texts do not have, and words added to a vocabulary."""
+_NEEDED = ("cls_token", "sep_token", "unk_token")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # Tokens that end a turn or a message, which llama.cpp knows by their text, whatever the file says of them.
 _TURN_ENDS = (
@@ -185,11 +186,11 @@ class GgufMetadata:
         return next((int(token) for token in given if token is not None), None)
 
     def special_tokens(self, ids: Mapping[str, int | None], texts: Sequence[str]) -> dict[str, str]:
-        """The texts of an encoder's special tokens, by transformers' names. Raises PreparationFailed if one is missing
-        that every text needs.
+        """The texts of an encoder's special tokens, by transformers' names. Raises PreparationFailed if one of those in
+        `ids` is missing that every text needs.
         """
         found = {name: texts[token] for name, token in ids.items() if token is not None and token < len(texts)}
-        if missing := [name for name in ("cls_token", "sep_token", "unk_token") if name not in found]:
+        if missing := [name for name in _NEEDED if name in ids and name not in found]:
             raise self.refusal(f"its tokenizer has no {', '.join(missing)}")
         return found
 

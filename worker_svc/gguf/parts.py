@@ -44,7 +44,7 @@ def _of_decoder(description: ModelDescription) -> ModelParts:
     inputs, layers = description.layer_inputs, description.layers
     head = description.head if description.tied_embeddings else None
     return ModelParts(
-        shapes=description.shapes,
+        shapes={**description.shapes, **_of_score_head(description)},
         tables={description.embedding, *(() if inputs is None else (inputs.embedding,))},
         linear_layers=[layer for layer in description.linear_layers if layer is not head],
         qkv=[layer.attention.qkv for layer in layers],
@@ -62,11 +62,7 @@ def _of_encoder(description: EncoderDescription) -> ModelParts:
         shapes[description.position_embedding] = (num_positions, hidden)
     if description.type_embedding is not None:
         shapes[description.type_embedding] = (description.num_types, hidden)
-    if (head := description.score_head) is not None:
-        shapes |= {f"{head.output}.weight": (head.num_labels, hidden), f"{head.output}.bias": (head.num_labels,)}
-        shapes |= (
-            {} if head.dense is None else {f"{head.dense}.weight": (hidden, hidden), f"{head.dense}.bias": (hidden,)}
-        )
+    shapes |= _of_score_head(description)
     for norm in description.norms:
         shapes |= {f"{norm.name}.{kind}": (norm.size,) for kind in ("weight", "bias")}
     return ModelParts(
@@ -81,3 +77,19 @@ def _of_encoder(description: EncoderDescription) -> ModelParts:
         unused_prefixes=(),
         prefix=description.word_embedding.removesuffix(_WORDS),
     )
+
+
+def _of_score_head(description: AnyDescription) -> dict[str, tuple[int, ...]]:
+    head, hidden = description.score_head, description.hidden_size
+    if head is None:
+        return {}
+    shapes: dict[str, tuple[int, ...]] = {f"{head.output}.weight": (head.num_labels, hidden)}
+    if head.bias:
+        shapes[f"{head.output}.bias"] = (head.num_labels,)
+    if head.dense is not None:
+        shapes[f"{head.dense}.weight"] = (hidden, hidden)
+        if head.dense_bias:
+            shapes[f"{head.dense}.bias"] = (hidden,)
+    if (norm := head.norm) is not None:
+        shapes |= {name: (norm.size,) for name in (norm.tensor, norm.bias) if name is not None}
+    return shapes

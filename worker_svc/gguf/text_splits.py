@@ -12,11 +12,11 @@ from svc_common.preparation import Report
 _DIGITS_ALONE = ("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2")
 _AS_GPT2 = (
     *("gpt-2", "smollm", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "gigachat"),
-    *("a.x-4.0", "mellum"),
+    *("a.x-4.0", "mellum", "modern-bert"),
 )
 _LIKE = {
     "stablelm2": "qwen2", "hunyuan": "qwen2", "solar-open": "qwen2", "glm4": "llama-bpe", "glm5": "llama-bpe",
-    "chatglm-bpe": "llama-bpe",
+    "chatglm-bpe": "llama-bpe", "granite-embed-multi-97m": "gpt-4o",
 }  # fmt: skip
 # Letters of Latin, Greek, Cyrillic, Armenian, Georgian and Cherokee, with the widths and styles of Unicode.
 _LETTERS = (
@@ -94,7 +94,7 @@ _EXPRESSIONS: dict[str, tuple[str, ...]] = {
 # With these, a word that is a token is that token, whatever merges make of it.
 _WORDS_FIRST = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
-    *("glm4", "glm5", "tekken", "youtu"),
+    *("glm4", "glm5", "tekken", "youtu", "granite-embed-multi-97m"),
 )
 
 

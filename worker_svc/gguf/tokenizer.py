@@ -35,6 +35,8 @@ def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, 
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
     if model == "gpt2":
         split_texts(tokenizer.backend_tokenizer, metadata.general("tokenizer.ggml.pre"), report)
+    if all(metadata.general(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos", "sep")):
+        _frame_pairs(tokenizer, metadata)
     tokenizer.save_pretrained(directory)
 
 
@@ -46,3 +48,23 @@ def _leave_out_prefix(backend: Any, metadata: GgufMetadata) -> None:
     if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace) and not has_prefix:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
         backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+def _frame_pairs(tokenizer: Any, metadata: GgufMetadata) -> None:
+    """Has the tokenizer of an encoder frame texts and pairs of texts as BERT's does."""
+    from tokenizers import processors
+
+    texts, _ = metadata.tokens()
+    ids = {
+        "cls_token": metadata.token("bos", "cls"),
+        "sep_token": metadata.token("seperator", "eos"),
+        "mask_token": metadata.token("mask"),
+    }
+    special = metadata.special_tokens(ids, texts)
+    tokenizer.add_special_tokens(special)
+    first, last = special["cls_token"], special["sep_token"]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B {last}",
+        special_tokens=[(first, ids["cls_token"]), (last, ids["sep_token"])],
+    )

@@ -7,8 +7,10 @@ Source: llama.cpp's `conversion/bert.py`, which writes words with a space before
 import re
 from typing import Any
 
-from worker_svc.gguf.metadata import CONTROL, USER_DEFINED, GgufMetadata
+from worker_svc.gguf.metadata import CONTROL, UNKNOWN, USER_DEFINED, GgufMetadata
 
+_LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
+_CAPITAL = re.compile("[A-Z]")
 _SPACE = "▁"
 _CONTINUES = "##"
 # Earlier files have all of these without a space, also those that are of no type of their own.
@@ -35,7 +37,7 @@ def make_wordpiece(metadata: GgufMetadata) -> tuple[Any, dict[str, str]]:
     made = Tokenizer(
         models.WordPiece({word: number for number, word in enumerate(words)}, unk_token=special["unk_token"])
     )
-    lowercase = metadata.general("tokenizer.ggml.normalizer.lowercase") is not False
+    lowercase = metadata.general(_LOWERCASE) is not False
     strips = metadata.general("tokenizer.ggml.normalizer.strip_accents")
     made.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=lowercase if strips is None else bool(strips)
@@ -53,6 +55,18 @@ def make_wordpiece(metadata: GgufMetadata) -> tuple[Any, dict[str, str]]:
     added = [word for word, kind in zip(words, types, strict=True) if kind == USER_DEFINED]
     made.add_tokens([AddedToken(word) for word in added])
     return made, special
+
+
+def has_lost_capitals(metadata: GgufMetadata) -> bool:
+    """Whether the vocabulary has words with capitals that no text has, since the file does not say that texts keep
+    theirs: earlier converters did not write it.
+    """
+    if metadata.general("tokenizer.ggml.model") != "bert" or metadata.general(_LOWERCASE) is not None:
+        return False
+    return any(
+        _CAPITAL.search(text) is not None and kind not in (CONTROL, UNKNOWN) and _BRACKETED.fullmatch(text) is None
+        for text, kind in zip(*metadata.tokens(), strict=True)
+    )
 
 
 def _word(text: str, kind: int) -> str:

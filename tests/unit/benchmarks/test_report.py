@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.report import Cells, Sense, target, target_lines, version
+from benchmarks.report import Cells, Sense, target, target_lines, target_list, version
 
 TABLE = Cells(("name", "kind", "figure"), [("a", "x", "1.0"), ("b", "y", "2.0")], num_labels=2)
 
@@ -39,6 +39,20 @@ def test_a_missed_target_is_marked() -> None:
         "bytes: 5,812, target ≤ 16,384",
         "**share: 0.05, target < 0.03: missed**",
     ]
+
+
+def test_targets_of_one_figure_and_bound_share_a_line() -> None:
+    ratios = {"one": 2.0, "two": 1.2, "three": 1.75, "four": 3.0}
+    targets = [target(f"{load}: speed", ratio, Sense.AT_LEAST, 1.5) for load, ratio in ratios.items()]
+    other = target("one: delay", 0.5, Sense.AT_MOST, 1.0)
+    assert target_list({"targets": [*targets, other]}).splitlines() == [
+        "- speed, 3 of 4: 1.75 to 3, target ≥ 1.5",
+        "- **two: speed: 1.2, target ≥ 1.5: missed**",
+        "- one: delay: 0.5, target ≤ 1",
+    ]
+    met = [one for one in targets if one["holds"]]
+    assert target_list({"targets": met}) == "- speed, all 3: 1.75 to 3, target ≥ 1.5"
+    assert target_list({"targets": met[:2]}).count("\n") == 1
 
 
 @pytest.mark.parametrize(

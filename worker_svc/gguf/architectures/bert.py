@@ -3,13 +3,14 @@ XLM-RoBERTa have this name, too, and positions that begin with the first token's
 a head.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from worker_svc.gguf.architecture import GgufArchitecture
-from worker_svc.gguf.encoders import HEAD, encoder_fields, has_score_head
+from worker_svc.gguf.encoders import encoder_fields, has_score_head, labels_of
 from worker_svc.gguf.metadata import GgufMetadata
+from worker_svc.gguf.wordpiece import has_lost_capitals
 
-_LABELS = "classifier.output_labels"
 # Of a head, whose first layer is that of BERT's pooler.
 _HEAD = {
     **{f"bert.pooler.dense.{kind}": f"cls.{kind}" for kind in ("weight", "bias")},
@@ -23,18 +24,17 @@ def _read_config(metadata: GgufMetadata) -> Any:
     # The activation is not in the file; llama.cpp computes this one.
     fields = encoder_fields(metadata) | {"hidden_act": "gelu", "architectures": ["BertModel"]}
     if has_score_head(metadata):
-        fields |= {"id2label": _labels(metadata), "architectures": ["BertForSequenceClassification"]}
+        fields |= {"id2label": labels_of(metadata), "architectures": ["BertForSequenceClassification"]}
     return BertConfig(**fields)
 
 
-def _labels(metadata: GgufMetadata) -> dict[int, str]:
-    """Of the outputs of a head."""
-    count, names = metadata.num_rows(HEAD), metadata.get(_LABELS)
-    # Several equal values are one.
-    names = [names] if isinstance(names, str) else names or [f"LABEL_{number}" for number in range(count)]
-    if len(names) != count:
-        raise metadata.not_read(_LABELS)
-    return dict(enumerate(names))
+def _notes(metadata: GgufMetadata) -> Iterator[str]:
+    if has_lost_capitals(metadata):
+        yield (
+            "the tokenizer of the GGUF file has words with capitals, and nothing says that texts keep theirs "
+            "(tokenizer.ggml.normalizer.lowercase): they are put in lower case, as llama.cpp does. If the model was "
+            "trained with capitals, convert it again, or name its tokenizer by QUIRE_TOKENIZER"
+        )
 
 
-ARCHITECTURE = GgufArchitecture(_read_config, names=_HEAD, is_embedding=True)
+ARCHITECTURE = GgufArchitecture(_read_config, names=_HEAD, is_embedding=True, notes=_notes)

@@ -1,6 +1,6 @@
 """EmbeddingGemma: Gemma 3 with attention in both directions. Files may have the layers behind the pooling."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from worker_svc.gguf.architecture import GgufArchitecture
@@ -16,6 +16,15 @@ def _more(metadata: GgufMetadata) -> Mapping[str, Any]:
     return {"use_bidirectional_attention": True, "architectures": ["Gemma3TextModel"]}
 
 
+def _notes(metadata: GgufMetadata) -> Iterator[str]:
+    if not dense_layers(metadata):
+        yield (
+            "the GGUF file has no layers behind its pooling (dense_2, dense_3): its vectors are not those of "
+            "EmbeddingGemma as published. A file has them if convert_hf_to_gguf.py was given "
+            "--sentence-transformers-dense-modules"
+        )
+
+
 ARCHITECTURE = GgufArchitecture(
     decoder(
         ConfigForm(
@@ -27,4 +36,5 @@ ARCHITECTURE = GgufArchitecture(
         )
     ),
     is_embedding=True,
+    notes=_notes,
 )

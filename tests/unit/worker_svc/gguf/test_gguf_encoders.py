@@ -206,6 +206,14 @@ def test_texts_have_the_tokens_of_the_models_own_tokenizer(options: dict[str, An
         assert made.decode(own.encode(text).ids) == own.decode(own.encode(text).ids)
 
 
+@pytest.mark.parametrize(("options", "is_told"), [({}, True), ({"lowercase": False}, False)], ids=str)
+def test_capitals_that_texts_lose_are_reported(options: dict[str, Any], is_told: bool, tmp_path: Path) -> None:
+    own, reported = wordpiece(**options), list[str]()
+    model, theirs = saved(tmp_path, CASES["bert"], vocab_size=own.get_vocab_size())
+    convert(tmp_path, CASES["bert"], model, theirs, tokenizer=own, report=reported.append)
+    assert any("words with capitals" in line for line in reported) == is_told
+
+
 _UNIGRAM_TEXTS = (
     *("hello worlds", "  hello \t world  ", "ABab BA", "中文a 文", "hé q é🙂🙂!", "o<mask> a", "a <mask>b", "</s>", ""),
     *("\n a", "helloworld", "aaab ▁ab", "<unk>"),

@@ -135,18 +135,20 @@ def _dense(kind: str = "F32") -> tuple[Change, Tensor, Tensor]:
     return change, first, second
 
 
-def test_embeddings_are_those_of_transformers(tmp_path: Path) -> None:
+def test_embeddings_are_those_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = saved(tmp_path)
     ours = convert(tmp_path, model)
+    assert "the GGUF file has no layers behind its pooling" in capsys.readouterr().out
     assert embedding_defaults(ours) == EmbeddingDefaults(Pooling.MEAN, normalizes=True)
     assert json.loads((ours / "config.json").read_text())["sliding_window"] == WINDOW
     assert not (ours / "generation_config.json").exists()
     assert_embeddings(ours, model)
 
 
-def test_layers_behind_the_pooling_are_those_of_the_file(tmp_path: Path) -> None:
+def test_layers_behind_the_pooling_are_those_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, (change, *weights) = saved(tmp_path), _dense()
     ours = convert(tmp_path, model, change)
+    assert "behind its pooling" not in capsys.readouterr().out
     assert [layer.folder for layer in embedding_defaults(ours).layers] == ["2_Dense", "3_Dense"]
     assert_embeddings(ours, model, *weights)
 

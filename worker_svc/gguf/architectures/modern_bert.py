@@ -1,0 +1,66 @@
+"""ModernBERT and models of its form, such as gte-modernbert and granite-embedding R2, and their rerankers."""
+
+from typing import Any
+
+from worker_svc.gguf.architecture import GgufArchitecture
+from worker_svc.gguf.config import window_kinds
+from worker_svc.gguf.encoders import encoder_fields, has_score_head, labels_of
+from worker_svc.gguf.metadata import GgufMetadata
+from worker_svc.gguf.rope import RopeForm, read_rope
+
+_NAMES = {
+    "model.embeddings.tok_embeddings": "token_embd",
+    "model.embeddings.norm": "token_embd_norm",
+    "attn_norm": "attn_norm",
+    "attn.Wqkv": "attn_qkv",
+    "attn.Wo": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "mlp.Wi": "ffn_up",
+    "mlp.Wo": "ffn_down",
+    "model.final_norm": "output_norm",
+    "head.dense": "cls",
+    "head.norm": "cls.norm",
+    "classifier": "cls.output",
+}
+# What llama.cpp computes if a file does not say it: each third layer sees all tokens, and heads take the mean.
+_EACH_FULL, _POOLINGS = 3, {None: "mean", 1: "mean", 2: "cls"}
+
+
+def _read_config(metadata: GgufMetadata) -> Any:
+    from transformers import ModernBertConfig
+
+    fields = encoder_fields(metadata, tokenizers=("gpt2",))
+    for of_bert in ("layer_norm_eps", "type_vocab_size"):
+        fields.pop(of_bert)
+    if (pooling := metadata.get("classifier.pooling_type")) not in _POOLINGS:
+        raise metadata.not_read("classifier.pooling_type")
+    if has_score_head(metadata):
+        fields |= {"id2label": labels_of(metadata), "classifier_bias": metadata.has("cls.bias")}
+    fields["classifier_pooling"] = _POOLINGS[pooling]
+    metadata.get("vocab_size")  # that of the rows
+    config = ModernBertConfig(
+        **fields,
+        **_windows(metadata),
+        architectures=["ModernBertForSequenceClassification" if has_score_head(metadata) else "ModernBertModel"],
+        norm_eps=metadata.needed("attention.layer_norm_epsilon"),
+        hidden_activation=metadata.get("hidden_activation") or "gelu",
+    )
+    read_rope(metadata, config, config.hidden_size // config.num_attention_heads, RopeForm())
+    return config
+
+
+def _windows(metadata: GgufMetadata) -> dict[str, Any]:
+    """Which layers have a window, and how many tokens it has on both sides of the query's own."""
+    window, pattern = (metadata.get(f"attention.sliding_window{part}") for part in ("", "_pattern"))
+    if not window:
+        return {"layer_types": ["full_attention"] * metadata.num_layers}
+    pattern = _EACH_FULL if pattern is None else pattern
+    kinds = window_kinds(metadata, pattern, metadata.num_layers, begins_without=True)
+    return {"local_attention": window, "layer_types": kinds}
+
+
+ARCHITECTURE = GgufArchitecture(
+    _read_config,
+    names={f"{ours}.{kind}": f"{name}.{kind}" for ours, name in _NAMES.items() for kind in ("weight", "bias")},
+    is_embedding=True,
+)
