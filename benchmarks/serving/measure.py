@@ -1,5 +1,6 @@
 """Sends the loads to a system that is started for them, and measures how full its KV blocks are."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -22,6 +23,11 @@ from quire_client.bench.latency import RequestTimings, TokenArrival, summarize
 from quire_client.bench.load import run_load
 from quire_client.bench.targets import OpenAITarget
 from quire_client.http_client import http_client
+
+IDLE_SECONDS = 5.0
+"""How long a system is idle before each load but the first, which is sent right after the start. Quire takes memory for
+its cache then: on a virtual machine pages may cost as much as 1.4 s per GiB when they are first written.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,9 @@ async def _send(system: System, endpoint: Endpoint, loads: Sequence[ServingLoad]
     outcomes: dict[str, Outcome] = {}
     async with _client(endpoint) as http:
         await run_load(OpenAITarget(endpoint.url, http), warm_up(), 1)
-    for load in loads:
+    for number, load in enumerate(loads):
+        if number:
+            await asyncio.sleep(IDLE_SECONDS)
         before = KvUse.read(endpoint.metrics) if endpoint.metrics else None
         # New connections: servers close idle ones, and most of the last load's are idle.
         async with _client(endpoint) as http:

@@ -47,6 +47,8 @@ class GgufArchitecture:
     """
     is_embedding: bool = False
     """Whether its models generate no texts: they compute embeddings, pooled as the file says, or have a head."""
+    frames_pairs: bool = False
+    """Whether a vocabulary of bytes frames texts and pairs of texts as BERT's tokenizer does."""
     notes: Callable[[GgufMetadata], Iterable[str]] = lambda _: ()
     """What the log says of a file from which another model is made than the published one."""
 

@@ -65,7 +65,13 @@ class GgufConversion:
             write_modules(metadata, self.directory)
         else:
             _write_generation_config(config, metadata, self.directory)
-        write_tokenizer(metadata, self.directory, self.report, needs_config=architecture is None)
+        write_tokenizer(
+            metadata,
+            self.directory,
+            self.report,
+            needs_config=architecture is None,
+            frames_pairs=architecture is not None and architecture.frames_pairs,
+        )
 
     def _write_tensors(
         self,

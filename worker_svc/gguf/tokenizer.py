@@ -13,11 +13,14 @@ from worker_svc.gguf.wordpiece import make_wordpiece
 _OF_ENCODERS = {"bert": make_wordpiece, "t5": make_unigram}
 
 
-def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, needs_config: bool = False) -> None:
+def write_tokenizer(
+    metadata: GgufMetadata, directory: Path, report: Report, *, needs_config: bool = False, frames_pairs: bool = False
+) -> None:
     """Writes tokenizer.json and tokenizer_config.json. Reports a way to split texts that is not known.
 
     `needs_config`: whether transformers is to make the tokenizer of the class that its config of the file names. It
-    knows few architectures.
+    knows few architectures. `frames_pairs`: as `GgufArchitecture` has it. Raises PreparationFailed if the file names no
+    tokens for that.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_SENTENCEPIECE_BUILDERS
@@ -35,7 +38,7 @@ def write_tokenizer(metadata: GgufMetadata, directory: Path, report: Report, *, 
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
     if model == "gpt2":
         split_texts(tokenizer.backend_tokenizer, metadata.general("tokenizer.ggml.pre"), report)
-    if all(metadata.general(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos", "sep")):
+    if frames_pairs:
         _frame_pairs(tokenizer, metadata)
     tokenizer.save_pretrained(directory)
 

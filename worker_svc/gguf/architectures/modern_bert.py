@@ -37,7 +37,8 @@ def _read_config(metadata: GgufMetadata) -> Any:
     if has_score_head(metadata):
         fields |= {"id2label": labels_of(metadata), "classifier_bias": metadata.has("cls.bias")}
     fields["classifier_pooling"] = _POOLINGS[pooling]
-    metadata.get("vocab_size")  # that of the rows
+    for unused in ("vocab_size", "attention.layer_norm_rms_epsilon"):  # that of the rows, and no such norm
+        metadata.get(unused)
     config = ModernBertConfig(
         **fields,
         **_windows(metadata),
@@ -63,4 +64,5 @@ ARCHITECTURE = GgufArchitecture(
     _read_config,
     names={f"{ours}.{kind}": f"{name}.{kind}" for ours, name in _NAMES.items() for kind in ("weight", "bias")},
     is_embedding=True,
+    frames_pairs=True,
 )

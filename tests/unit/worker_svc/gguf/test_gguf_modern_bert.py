@@ -55,7 +55,6 @@ _NAMES = {
 def _fields(config: Any) -> Fields:
     return {
         "attention.causal": False,
-        "attention.layer_norm_rms_epsilon": None,
         "attention.sliding_window": config.local_attention,
         "attention.sliding_window_pattern": 3,
         "classifier.pooling_type": {"mean": 1, "cls": 2}[config.classifier_pooling],
@@ -96,8 +95,8 @@ def _convert(
     case = _case(model.config.model_type, has_head=has_head)
 
     def change(writer: GGUFWriter) -> None:
-        for name in ("bos", "eos", "sep"):
-            getattr(writer, f"add_add_{name}_token")(True)
+        for name, value in (("bos", True), ("eos", True), ("sep", False)):
+            getattr(writer, f"add_add_{name}_token")(value)
         if pooling is not None:
             replaced(f"{case.architecture}.pooling_type", pooling)(writer)
         for each in changes:
