@@ -14,7 +14,7 @@ from svc_common.files import why_unreadable
 from svc_common.settings import BAD_SETTINGS
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.launch import launch_command
-from svc_common.supervisor.roles import Role, StartTier
+from svc_common.supervisor.roles import Role
 
 _NUM_LAST_LINES = 20
 _MAX_DOUBLINGS = 30
@@ -133,7 +133,7 @@ class RoleRunner:
     async def _start(self) -> asyncio.subprocess.Process:
         """Starts the process. Raises OSError and RuntimeError where the system has no room for it."""
         return await asyncio.create_subprocess_exec(
-            *launch_command(self.role.command, is_batch=self.role.tier is not StartTier.WORKER),
+            *launch_command(self.role.command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
