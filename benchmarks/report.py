@@ -51,8 +51,8 @@ def target_lines(result: dict[str, Any]) -> list[str]:
 def target_list(result: dict[str, Any]) -> str:
     """The targets of a result as a list in Markdown.
 
-    Three or more of the same figure and bound, such as those of different loads, share a line; what is missed is listed
-    in any case. A figure is what stands behind the last colon of `what`.
+    Three or more that hold of the same figure and bound, such as those of different loads, share a line; what is missed
+    is listed in any case. A figure is what stands behind the last colon of `what`.
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in result.get("targets", ()):
@@ -70,9 +70,10 @@ def _lines_of(group: list[dict[str, Any]]) -> Iterator[str]:
     values = [one["value"] for one in holding]
     cases, _, figure = zip(*(one["what"].rpartition(": ") for one in group), strict=True)
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*(case.split(", ") for case in cases), strict=False))
-    count = f"all {len(group)}" if len(holding) == len(group) else f"{len(holding)} of {len(group)}"
+    case = ", ".join(part for part, *_ in alike)
     extent = f"{_number(min(values))} to {_number(max(values))}, {_bound_text(group[0])}"
-    yield f"{': '.join((*(part for part, *_ in alike), figure[0]))}, {count}: {extent}"
+    named = f"{case}: {figure[0]}" if case else figure[0]
+    yield f"{named}, {len(holding)} of {len(group)} with this target: {extent}"
     yield from (_target_line(one) for one in group if not one["holds"])
 
 

@@ -23,7 +23,7 @@ from benchmarks.record import RESULTS, provenance, write_result
 from benchmarks.runner import failures_exit, log, make_parser, median_of
 from benchmarks.serving.loads import ServingLoad, comparison_loads
 from benchmarks.serving.measure import Outcome, run_static_batches, run_system
-from benchmarks.serving.report import comparison_table, judge, ratio_table, summary_lines
+from benchmarks.serving.report import RATIOS, comparison_table, judge, ratio_table, summary_lines
 from benchmarks.serving.systems import Vllm, make_systems
 from quire_client.bench.mix import read_mix
 
@@ -110,7 +110,7 @@ def main() -> None:
             if output:
                 write_result(output, result)
     comparison_table(result).print(summary_lines(result))
-    ratio_table(result).print("Quire's figure divided by that of each system")
+    ratio_table(result).print(RATIOS)
     if output:
         log(f"written to {output}")
 

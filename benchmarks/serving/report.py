@@ -64,6 +64,7 @@ def _beside_vllm(load: str, throughput: float, first_token: float, between: floa
             yield RatioTarget(load, "inter_token_p99", vllm, Sense.AT_MOST, between)
 
 
+RATIOS = "Quire's figure divided by that of each system, in bold where the target is missed"
 TARGETS = (
     *_beside_vllm("mix-1", 2.1, 0.8, None),
     *_beside_vllm("mix-8", 1.9, 0.8, 0.5),
@@ -93,22 +94,24 @@ def ratio_table(result: dict[str, Any]) -> Cells:
     targets = result["targets"]
     peers = [name for name in result["systems"] if any(target["against"] == name for target in targets)]
     labels = {figure: label for label, figure, *_ in _FIGURES}
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for target in targets:
-        rows.setdefault((target["load"], target["figure"]), {})[target["against"]] = target
+        bound = f"{Sense(target['sense']).sign} {target['bound']:g}"
+        rows.setdefault((target["load"], target["figure"], bound), {})[target["against"]] = target
     lines = []
-    for (load, figure), by_peer in rows.items():
-        one = next(iter(by_peer.values()))
+    for (load, figure, bound), by_peer in rows.items():
         cells = [_ratio(by_peer[peer]) if peer in by_peer else "" for peer in peers]
-        bound = f"{Sense(one['sense']).sign} {one['bound']:g}"
         lines.append([result["loads"][load]["title"], labels[figure].partition(",")[0], *cells, bound])
     columns = ["", "", *(result["systems"][peer]["title"] for peer in peers), "target"]
     return Cells(columns, lines, num_labels=2)
 
 
 def _ratio(target: dict[str, Any]) -> str:
-    """A ratio; in bold where the target is missed."""
-    return f"{target['ratio']:.2f}" if target["holds"] else f"**{target['ratio']:.2f}**"
+    """A ratio; in bold where the target is missed, with so many digits that this shows."""
+    if target["holds"]:
+        return f"{target['ratio']:.2f}"
+    seems_met = Sense(target["sense"]).holds(round(target["ratio"], 2), target["bound"])
+    return f"**{target['ratio']:{'.3f' if seems_met else '.2f'}}**"
 
 
 def comparison_table(result: dict[str, Any]) -> Cells:
@@ -139,15 +142,10 @@ def summary_lines(result: dict[str, Any]) -> str:
 
 def serving_section(result: dict[str, Any]) -> str:
     """The comparison's section of docs/performance.md."""
+    ratios = (f"{RATIOS}:", ratio_table(result).markdown()) if result["targets"] else ()
+    figures = comparison_table(result).markdown()
     return "\n\n".join(
-        (
-            summary_lines(result),
-            "Quire's figure divided by that of each system; bold: the target is missed.",
-            ratio_table(result).markdown(),
-            "<details><summary>All figures</summary>",
-            comparison_table(result).markdown(),
-            "</details>",
-        )
+        (summary_lines(result), *ratios, "<details><summary>All figures</summary>", figures, "</details>")
     )
 
 

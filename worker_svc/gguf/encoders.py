@@ -44,6 +44,8 @@ def encoder_fields(metadata: GgufMetadata, tokenizers: Collection[str] = _TOKENI
     if (kind := metadata.general("tokenizer.ggml.model")) not in tokenizers:
         raise metadata.refusal(f"its tokenizer is {kind!r}; those of encoders that are read: {', '.join(tokenizers)}")
     pooling_of(metadata)
+    if not metadata.has(HEAD):
+        metadata.get(_LABELS)  # of a config that names labels for no head
     return {
         "vocab_size": metadata.num_rows("token_embd.weight"),
         "hidden_size": hidden_size,

@@ -114,6 +114,10 @@ class GgufMetadata:
         tensor = self._tensors.get(name)
         return None if tensor is None else dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
 
+    def ignore_tensor(self, name: str) -> None:
+        """Counts a tensor as read that the model does not need."""
+        self._factors.add(name)
+
     def has_tensor(self, pattern: re.Pattern[str]) -> bool:
         """Whether the file has a tensor whose whole name matches."""
         return any(pattern.fullmatch(name) for name in self._tensors)

@@ -7,10 +7,12 @@ from svc_common.preparation import Report
 from worker_svc.gguf.metadata import GgufMetadata
 from worker_svc.gguf.text_splits import split_texts
 from worker_svc.gguf.unigram import make_unigram
-from worker_svc.gguf.wordpiece import make_wordpiece
+from worker_svc.gguf.wordpiece import has_lost_capitals, make_wordpiece
 
 # How tokenizers of encoders are made, by `tokenizer.ggml.model`.
 _OF_ENCODERS = {"bert": make_wordpiece, "t5": make_unigram}
+# Ways to split texts, of vocabularies of bytes by their kind, in which spaces are written as in sentencepiece.
+_NOT_OF_BYTES = ("granite-embed-multi-311m", "sarvam-moe")
 
 
 def write_tokenizer(
@@ -19,14 +21,22 @@ def write_tokenizer(
     """Writes tokenizer.json and tokenizer_config.json. Reports a way to split texts that is not known.
 
     `needs_config`: whether transformers is to make the tokenizer of the class that its config of the file names. It
-    knows few architectures. `frames_pairs`: as `GgufArchitecture` has it. Raises PreparationFailed if the file names no
-    tokens for that.
+    knows few architectures. `frames_pairs`: as `GgufArchitecture` has it. Raises PreparationFailed for a tokenizer that
+    is not read.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_SENTENCEPIECE_BUILDERS
 
     kind: Any = AutoTokenizer if needs_config else PreTrainedTokenizerFast
-    model = metadata.general("tokenizer.ggml.model")
+    model, pre = (metadata.general(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    if pre in _NOT_OF_BYTES:
+        raise metadata.refusal(f"its tokenizer is not read: tokenizer.ggml.pre = {pre}")
+    if model == "bert" and has_lost_capitals(metadata):
+        report(
+            "the tokenizer of the GGUF file has words with capitals, and nothing says that texts keep theirs "
+            "(tokenizer.ggml.normalizer.lowercase): they are put in lower case, as llama.cpp does. If the model was "
+            "trained with capitals, convert it again, or name its tokenizer by QUIRE_TOKENIZER"
+        )
     if model in _OF_ENCODERS:
         backend, special = _OF_ENCODERS[model](metadata)
         limit = metadata.needed("context_length")
@@ -37,7 +47,7 @@ def write_tokenizer(
     tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
     _leave_out_prefix(tokenizer.backend_tokenizer, metadata)
     if model == "gpt2":
-        split_texts(tokenizer.backend_tokenizer, metadata.general("tokenizer.ggml.pre"), report)
+        split_texts(tokenizer.backend_tokenizer, pre, report)
     if frames_pairs:
         _frame_pairs(tokenizer, metadata)
     tokenizer.save_pretrained(directory)

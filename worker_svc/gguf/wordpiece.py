@@ -61,10 +61,11 @@ def has_lost_capitals(metadata: GgufMetadata) -> bool:
     """Whether the vocabulary has words with capitals that no text has, since the file does not say that texts keep
     theirs: earlier converters did not write it.
     """
-    if metadata.general("tokenizer.ggml.model") != "bert" or metadata.general(_LOWERCASE) is not None:
+    if metadata.general(_LOWERCASE) is not None:
         return False
+    others = (CONTROL, UNKNOWN, USER_DEFINED)  # which are found in texts before these are put in lower case
     return any(
-        _CAPITAL.search(text) is not None and kind not in (CONTROL, UNKNOWN) and _BRACKETED.fullmatch(text) is None
+        _CAPITAL.search(text) is not None and kind not in others and _BRACKETED.fullmatch(text) is None
         for text, kind in zip(*metadata.tokens(), strict=True)
     )
 

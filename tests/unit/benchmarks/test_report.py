@@ -46,13 +46,17 @@ def test_targets_of_one_figure_and_bound_share_a_line() -> None:
     targets = [target(f"{load}: speed", ratio, Sense.AT_LEAST, 1.5) for load, ratio in ratios.items()]
     other = target("one: delay", 0.5, Sense.AT_MOST, 1.0)
     assert target_list({"targets": [*targets, other]}).splitlines() == [
-        "- speed, 3 of 4: 1.75 to 3, target ≥ 1.5",
+        "- speed, 3 of 4 with this target: 1.75 to 3, target ≥ 1.5",
         "- **two: speed: 1.2, target ≥ 1.5: missed**",
         "- one: delay: 0.5, target ≤ 1",
     ]
     met = [one for one in targets if one["holds"]]
-    assert target_list({"targets": met}) == "- speed, all 3: 1.75 to 3, target ≥ 1.5"
+    assert target_list({"targets": met}) == "- speed, 3 of 3 with this target: 1.75 to 3, target ≥ 1.5"
     assert target_list({"targets": met[:2]}).count("\n") == 1
+    named = [target(f"one, {load}: speed", 2.0, Sense.AT_LEAST, 1.5) for load in ratios]
+    assert target_list({"targets": named}) == "- one: speed, 4 of 4 with this target: 2 to 2, target ≥ 1.5"
+    alike = [target("speed", 2.0, Sense.AT_LEAST, 1.5)] * 3
+    assert target_list({"targets": alike}) == "- speed, 3 of 3 with this target: 2 to 2, target ≥ 1.5"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@ XLM-RoBERTa have this name, too, and positions that begin with the first token's
 a head.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from worker_svc.gguf.architecture import GgufArchitecture
 from worker_svc.gguf.encoders import encoder_fields, has_score_head, labels_of
 from worker_svc.gguf.metadata import GgufMetadata
-from worker_svc.gguf.wordpiece import has_lost_capitals
 
 # Of a head, whose first layer is that of BERT's pooler.
 _HEAD = {
@@ -28,13 +26,4 @@ def _read_config(metadata: GgufMetadata) -> Any:
     return BertConfig(**fields)
 
 
-def _notes(metadata: GgufMetadata) -> Iterator[str]:
-    if has_lost_capitals(metadata):
-        yield (
-            "the tokenizer of the GGUF file has words with capitals, and nothing says that texts keep theirs "
-            "(tokenizer.ggml.normalizer.lowercase): they are put in lower case, as llama.cpp does. If the model was "
-            "trained with capitals, convert it again, or name its tokenizer by QUIRE_TOKENIZER"
-        )
-
-
-ARCHITECTURE = GgufArchitecture(_read_config, names=_HEAD, is_embedding=True, notes=_notes)
+ARCHITECTURE = GgufArchitecture(_read_config, names=_HEAD, is_embedding=True)

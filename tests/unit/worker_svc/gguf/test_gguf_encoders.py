@@ -206,12 +206,37 @@ def test_texts_have_the_tokens_of_the_models_own_tokenizer(options: dict[str, An
         assert made.decode(own.encode(text).ids) == own.decode(own.encode(text).ids)
 
 
-@pytest.mark.parametrize(("options", "is_told"), [({}, True), ({"lowercase": False}, False)], ids=str)
-def test_capitals_that_texts_lose_are_reported(options: dict[str, Any], is_told: bool, tmp_path: Path) -> None:
+def _without_capitals(writer: GGUFWriter) -> None:
+    """Has a vocabulary of small letters, but for special tokens and one in brackets."""
+    (fields,) = writer.kv_data
+    tokens = fields["tokenizer.ggml.tokens"]
+    tokens.value = [text if "[" in text else text.lower() + "'" * text.count("▁H") for text in tokens.value]
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "is_reported"),
+    [
+        ({}, lambda _: None, True),
+        ({"lowercase": False}, lambda _: None, False),
+        ({}, _without_capitals, False),
+    ],
+    ids=["with capitals", "which texts keep", "without capitals"],
+)
+def test_capitals_that_texts_lose_are_reported(
+    options: dict[str, Any], change: Change, is_reported: bool, tmp_path: Path
+) -> None:
     own, reported = wordpiece(**options), list[str]()
     model, theirs = saved(tmp_path, CASES["bert"], vocab_size=own.get_vocab_size())
-    convert(tmp_path, CASES["bert"], model, theirs, tokenizer=own, report=reported.append)
-    assert any("words with capitals" in line for line in reported) == is_told
+    convert(tmp_path, CASES["bert"], model, theirs, tokenizer=own, report=reported.append, change=change)
+    assert any("words with capitals" in line for line in reported) == is_reported
+
+
+def test_labels_without_a_head_change_nothing(tmp_path: Path) -> None:
+    model, theirs = saved(tmp_path, CASES["bert"])
+    ours = convert(
+        tmp_path, CASES["bert"], model, theirs, change=replaced("bert.classifier.output_labels", ["LABEL_0"])
+    )
+    assert_embeddings(ours, model, 1)
 
 
 _UNIGRAM_TEXTS = (

@@ -95,8 +95,8 @@ def _convert(
     case = _case(model.config.model_type, has_head=has_head)
 
     def change(writer: GGUFWriter) -> None:
-        for name, value in (("bos", True), ("eos", True), ("sep", False)):
-            getattr(writer, f"add_add_{name}_token")(value)
+        for name in ("bos", "eos"):
+            getattr(writer, f"add_add_{name}_token")(True)
         if pooling is not None:
             replaced(f"{case.architecture}.pooling_type", pooling)(writer)
         for each in changes:
@@ -159,11 +159,16 @@ def test_products_stay_in_blocks(architecture: str, tmp_path: Path) -> None:
         ),
         ({"layer_types": ["full_attention"] * 4}, {"attention.sliding_window": None}),
         ({"layer_types": ["full_attention"] * 4}, {"attention.sliding_window": 0}),
+        ({"hidden_activation": "silu"}, {"hidden_activation": "swiglu"}),
+        ({}, {"classifier.output_labels": ["LABEL_0"]}),
         ({"global_rope_theta": 500.0, "local_rope_theta": 500.0}, {"rope.freq_base_swa": None}),
         ({"global_rope_theta": 500.0, "local_rope_theta": 50.0}, {}),
     ],
+    ids=str,
 )
-def test_forms_of_modern_bert(config: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+def test_windows_positions_and_activations_are_those_of_the_file(
+    config: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
     model = _saved(tmp_path, "modernbert", **{"local_attention": WINDOW, **config})
     made = [replaced(f"modern-bert.{name}", value) for name, value in changes.items()]
     _assert_embeddings(_convert(tmp_path, model, *made), model)
@@ -195,15 +200,32 @@ def test_rerankers_have_their_head(config: dict[str, Any], changes: dict[str, An
         torch.testing.assert_close(head.outputs(torch.stack(pooled)), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_texts_and_pairs_have_tokens_at_their_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adds_separators", [False, True])
+def test_texts_and_pairs_are_framed_as_by_bert(adds_separators: bool, tmp_path: Path) -> None:
     model = _saved(tmp_path, "modernbert")
-    ours = _convert(tmp_path, model, replaced("tokenizer.ggml.pre", "modern-bert"))
+    fields = {"pre": "modern-bert", "add_sep_token": adds_separators, "seperator_token_id": 0, "mask_token_id": 3}
+    ours = _convert(tmp_path, model, *(replaced(f"tokenizer.ggml.{name}", value) for name, value in fields.items()))
     made = Tokenizer.from_file(str(ours / "tokenizer.json"))
-    first, last = TOKENS[1], TOKENS[2]
-    assert made.encode("hello").tokens == [first, "he", "ll", "o", last]
-    assert made.encode("he", "ll").tokens == [first, "he", last, "ll", last]
+    separator, first, _, mask, *_ = TOKENS
+    assert made.encode("hello").tokens == [first, "he", "ll", "o", separator]
+    assert made.encode("he", "ll").tokens == [first, "he", separator, "ll", separator]
     config = json.loads((ours / "tokenizer_config.json").read_text())
-    assert (config["cls_token"], config["sep_token"]) == (first, last)
+    assert [config[f"{name}_token"] for name in ("cls", "sep", "mask")] == [first, separator, mask]
+
+
+def test_texts_of_eurobert_are_framed(tmp_path: Path) -> None:
+    made = Tokenizer.from_file(str(_convert(tmp_path, _saved(tmp_path, "eurobert")) / "tokenizer.json"))
+    assert made.encode("hello").tokens == [TOKENS[1], "he", "ll", "o", TOKENS[2]]
+
+
+def test_a_head_of_pre_training_is_left_out(tmp_path: Path) -> None:
+    model = _saved(tmp_path, "modernbert")
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_tensor("cls.weight", model.head.dense.weight.detach().numpy())
+        writer.add_tensor("cls.norm.weight", model.head.norm.weight.detach().numpy())
+
+    _assert_embeddings(_convert(tmp_path, model, change), model)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +234,17 @@ def test_texts_and_pairs_have_tokens_at_their_ends(tmp_path: Path) -> None:
         ("modernbert", replaced("modern-bert.attention.causal", True), "modern-bert.attention.causal = True"),
         ("modernbert", replaced("modern-bert.pooling_type", 4), "modern-bert.pooling_type = 4"),
         ("modernbert", replaced("modern-bert.classifier.pooling_type", 3), "modern-bert.classifier.pooling_type = 3"),
-        ("modernbert", replaced("modern-bert.hidden_activation", "cubic"), "none of those that are computed natively"),
+        ("modernbert", replaced("modern-bert.hidden_activation", "cubic"), "modern-bert.hidden_activation = cubic"),
+        (
+            "modernbert",
+            replaced("modern-bert.attention.sliding_window", [8, 16, 8, 8]),
+            "modern-bert.attention.sliding_window = [8, 16, 8, 8]",
+        ),
+        (
+            "modernbert",
+            replaced("tokenizer.ggml.pre", "granite-embed-multi-311m"),
+            "its tokenizer is not read: tokenizer.ggml.pre = granite-embed-multi-311m",
+        ),
         ("modernbert", replaced("tokenizer.ggml.model", "bert"), "its tokenizer is 'bert'"),
         ("modernbert", replaced("tokenizer.ggml.bos_token_id", None), "its tokenizer has no cls_token"),
         (
