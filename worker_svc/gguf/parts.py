@@ -9,6 +9,8 @@ from worker_svc.model.encoder_description import EncoderDescription
 
 # In models without a head.
 _WORDS = "embeddings.word_embeddings.weight"
+# Of encoders with the layers of decoders.
+_OF_ENCODERS = "model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def _of_decoder(description: ModelDescription) -> ModelParts:
         heads=[(layer.attention.num_heads, layer.attention.num_kv_heads) for layer in layers],
         offsets={norm.tensor: norm.weight_offset for norm in description.norms if norm.weight_offset},
         unused_prefixes=description.unused_prefixes,
+        prefix=_OF_ENCODERS if description.is_encoder else "",
     )
 
 

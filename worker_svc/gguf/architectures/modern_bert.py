@@ -8,20 +8,7 @@ from worker_svc.gguf.encoders import encoder_fields, has_score_head, labels_of
 from worker_svc.gguf.metadata import GgufMetadata
 from worker_svc.gguf.rope import RopeForm, read_rope
 
-_NAMES = {
-    "model.embeddings.tok_embeddings": "token_embd",
-    "model.embeddings.norm": "token_embd_norm",
-    "attn_norm": "attn_norm",
-    "attn.Wqkv": "attn_qkv",
-    "attn.Wo": "attn_output",
-    "mlp_norm": "ffn_norm",
-    "mlp.Wi": "ffn_up",
-    "mlp.Wo": "ffn_down",
-    "model.final_norm": "output_norm",
-    "head.dense": "cls",
-    "head.norm": "cls.norm",
-    "classifier": "cls.output",
-}
+_HEAD = {"head.dense": "cls", "head.norm": "cls.norm", "classifier": "cls.output"}
 _ACTIVATIONS = {
     None: "gelu", "gelu": "gelu", "geglu": "gelu", "silu": "silu", "swish": "silu", "swiglu": "silu",
 }  # fmt: skip
@@ -39,7 +26,7 @@ def _read_config(metadata: GgufMetadata) -> Any:
         raise metadata.not_read("classifier.pooling_type")
     if (activation := metadata.get("hidden_activation")) not in _ACTIVATIONS:
         raise metadata.not_read("hidden_activation")
-    if has_score_head(metadata):
+    if has_head := has_score_head(metadata):
         fields |= {"id2label": labels_of(metadata), "classifier_bias": metadata.has("cls.bias")}
     else:
         for of_pre_training in ("cls.weight", "cls.bias", "cls.norm.weight"):
@@ -50,7 +37,7 @@ def _read_config(metadata: GgufMetadata) -> Any:
     config = ModernBertConfig(
         **fields,
         **_windows(metadata),
-        architectures=["ModernBertForSequenceClassification" if has_score_head(metadata) else "ModernBertModel"],
+        architectures=["ModernBertForSequenceClassification" if has_head else "ModernBertModel"],
         norm_eps=metadata.needed("attention.layer_norm_epsilon"),
         hidden_activation=_ACTIVATIONS[activation],
     )
@@ -72,7 +59,7 @@ def _windows(metadata: GgufMetadata) -> dict[str, Any]:
 
 ARCHITECTURE = GgufArchitecture(
     _read_config,
-    names={f"{ours}.{kind}": f"{name}.{kind}" for ours, name in _NAMES.items() for kind in ("weight", "bias")},
+    names={f"{ours}.{kind}": f"{name}.{kind}" for ours, name in _HEAD.items() for kind in ("weight", "bias")},
     is_embedding=True,
     frames_pairs=True,
 )
