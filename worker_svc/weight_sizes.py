@@ -12,11 +12,12 @@ import torch
 
 from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
 from quire_kernels.cpu.nibbles import DEFAULT_GROUP
+from worker_svc.host import has_amx
 from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.block_weights import joined_form
 from worker_svc.model.building import drops_head
-from worker_svc.model.compiled_builder import IN_NIBBLES
+from worker_svc.model.compiled_builder import IN_NIBBLES, can_bound_head
 from worker_svc.model.description import ExpertsSpec, LinearLayer, LinearRole, ModelDescription, StoredLinear
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.stored_linear import StoredCodes, layer_format
@@ -119,7 +120,16 @@ class DecoderSizes:
             self._bytes_of_number(linear, dtype, quantization, kernels) * linear.inputs * sum(linear.outputs)
             for linear in self._laid_out(kernels)
         )
-        return of_tables + int(sum(of_layers))
+        return of_tables + int(sum(of_layers)) + self._bytes_of_bounds(dtype, quantization, kernels)
+
+    def _bytes_of_bounds(self, dtype: torch.dtype, quantization: str, kernels: str) -> int:
+        """Those of the head in 8 bits that bounds its logits."""
+        head = self.description.head
+        asked = quantization if head.computed is None else head.computed.value
+        by_vectors = kernels == "compiled" and not (dtype == torch.bfloat16 and has_amx())
+        in_model_dtype = self.has_head and asked not in _PER_NUMBER
+        is_bounded = by_vectors and in_model_dtype and can_bound_head(self.description)
+        return head.inputs * sum(head.outputs) if is_bounded else 0
 
     def _bytes_of_number(self, linear: LinearLayer, dtype: torch.dtype, quantization: str, kernels: str) -> float:
         asked = quantization if linear.computed is None else linear.computed.value

@@ -77,7 +77,7 @@ class Compiled:
         inputs = None if model.inputs is None else self._inputs(model.inputs)
         of_model = DecoderModelArgs(
             *(HIDDEN, len(model.layers), layers),
-            *(self._norm(model.norm), self._matrix(model.head, model.head_bias)),
+            *(self._norm(model.norm), self._matrix(model.head, model.head_bias), None),
             *(model.logits_scale, model.logits_soft_cap),
             *(model.embedding.data_ptr(), model.embedding_scale),
             None if model.positions is None else model.positions.data_ptr(),

@@ -26,7 +26,7 @@ from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.building import BuiltBeside, BuiltBody, BuiltLayer, BuiltLayerInput, BuiltLayerInputs, BuiltMlp
-from worker_svc.model.compiled_builder import CompiledBuilder, pairs_halves
+from worker_svc.model.compiled_builder import CompiledBuilder, CompiledHead, pairs_halves
 from worker_svc.model.description import AttentionSpec, MlpKind, ModelDescription
 from worker_svc.model.rope import layer_ropes, query_factors
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature
@@ -82,7 +82,7 @@ class CompiledBody:
             *map(_layer_args, layers, self._latents, ropes.of_layers, self._value_norms)
         )
 
-    def over(self, cache: KVCache, head: PackedMatrix | None) -> Decoder:
+    def over(self, cache: KVCache, head: CompiledHead | None) -> Decoder:
         """The decoder over a cache of all layers, or of one, which each layer overwrites: then a step must have whole
         sequences. Without a head it computes states only. The caller keeps cache and head.
 
@@ -98,12 +98,14 @@ class CompiledBody:
         for layer, of_layer in zip(layers, cache.of_layers(layout), strict=True):
             layer.cache = of_layer.keys.data_ptr()
             layer.cache_scales = None if of_layer.key_scales is None else of_layer.key_scales.data_ptr()
+        bounds = None if head is None or head.bounds is None else head.bounds.args(description.logits_scale)
         arguments = DecoderModelArgs(
             description.hidden_size,
             len(layers),
             layers,
             built.norm.args(),
-            MatrixArgs() if head is None else head.args(),
+            MatrixArgs() if head is None else head.matrix.args(),
+            None if bounds is None else pointer(bounds),
             description.logits_scale,
             description.logits_soft_cap or 0.0,
             built.embedding.data_ptr(),

@@ -1,6 +1,7 @@
 """A described model's weights, laid out for the compiled code of CPUs while they are read."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import amx_input_multiple, has_amx, pack_for_amx
 from quire_kernels.cpu.experts import ExpertScoring, PackedExperts
+from quire_kernels.cpu.head_bounds import PackedHeadBounds, can_bound, pack_head_bounds
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.latent import PackedLatent
 from quire_kernels.cpu.linear import (
@@ -21,9 +23,10 @@ from quire_kernels.cpu.linear import (
 from quire_kernels.cpu.nibbles import NibbleWeight, quantize_in_nibbles
 from quire_kernels.cpu.norms import NormCode, PackedNorm, pack_norm
 from quire_kernels.cpu.thread_pool import ThreadPool
+from worker_svc.host import multiplies_bytes
 from worker_svc.model.block_weights import read_blocks
 from worker_svc.model.building import BuiltLatent, ExpertWeights, MlpWeights
-from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, Norm
+from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, ModelDescription, Norm
 from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.nibble_weights import read_nibbles
 from worker_svc.model.panel_order import GateAndUp, HalfHeads, PanelOrder, join, read_joined
@@ -42,6 +45,15 @@ IN_NIBBLES = {MatrixFormat.INT8: MatrixFormat.W4A16, MatrixFormat.W8A8: MatrixFo
 _OF_HEADS = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledHead:
+    """The head of a decoder."""
+
+    matrix: PackedMatrix
+    bounds: PackedHeadBounds | None
+    """By which few logits are computed where the largest is wanted; None: all are."""
+
+
 class CompiledBuilder:
     """Lays weights out for the compiled code while they are read."""
 
@@ -54,15 +66,18 @@ class CompiledBuilder:
         of_encoder: bool = False,
         may_use_amx: bool = True,
         pairs_halves: bool = True,
+        bounds_head: bool = False,
     ) -> None:
         """`dtype`: of the model. `default`: the format of layers that name none. An encoder that is float32 without
         codes is computed by AMX too, if `may_use_amx`. `pairs_halves`: whether a panel has the halves of a head, which
-        are rotated against each other.
+        are rotated against each other. `bounds_head`: whether a head in the model's dtype has
+        bounds too, where products are not computed by AMX: see `can_bound_head`.
         """
         self.thread_pool, self.dtype, self._default, self._pairs_halves = thread_pool, dtype, default, pairs_halves
         is_fit = dtype == torch.bfloat16 or (of_encoder and default is MatrixFormat.PLAIN)
         self.use_amx = may_use_amx and is_fit and has_amx(thread_pool)
         """Whether products are computed by AMX."""
+        self._bounds_head = bounds_head and not self.use_amx
         self._memory = LargePages()
 
     def linear(self, weights: LinearWeights) -> PackedMatrix:
@@ -110,13 +125,16 @@ class CompiledBuilder:
             query,
         )
 
-    def head(self, weights: WeightParts) -> PackedMatrix:
+    def head(self, weights: WeightParts) -> CompiledHead:
         matrix_format = self._format_of(weights.layer)
         if weights.codes.has_blocks and matrix_format is not MatrixFormat.PLAIN:
-            return self._blocks(weights, matrix_format, torch.cat)
+            return CompiledHead(self._blocks(weights, matrix_format, torch.cat), None)
         weight, bias = weights.fused(self._dtype_of(weights, matrix_format))
         code_scales = torch.cat(weights.code_scales) if weights.code_scales else None
-        return self._pack(_OF_HEADS.get(matrix_format, matrix_format), weight, bias, code_scales)
+        matrix = self._pack(_OF_HEADS.get(matrix_format, matrix_format), weight, bias, code_scales)
+        if not self._bounds_head or matrix_format is not MatrixFormat.PLAIN:
+            return CompiledHead(matrix, None)
+        return CompiledHead(matrix, pack_head_bounds(self.thread_pool, weight, self._memory))
 
     def _mlp(self, weights: MlpWeights) -> tuple[PackedMatrix, PackedMatrix]:
         return self._linear(weights.gate_up, of_expert=True), self._linear(weights.down, of_expert=True)
@@ -200,6 +218,15 @@ class CompiledBuilder:
             code_scales=code_scales,
             dtype=self.dtype,
         )
+
+
+def can_bound_head(description: ModelDescription) -> bool:
+    """Whether a head in the model's dtype may have bounds: the largest product with a weight must be the largest
+    logit, and this processor multiply bytes faster than other numbers.
+    """
+    head = description.head
+    is_linear = description.logits_soft_cap is None and description.logits_scale > 0 and not head.biased
+    return is_linear and can_bound(head.inputs) and multiplies_bytes()
 
 
 def pairs_halves(layer: LinearLayer) -> bool:

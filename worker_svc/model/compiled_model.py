@@ -21,7 +21,7 @@ from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.model.building import build
 from worker_svc.model.compiled_body import COMPUTED, CompiledBody, token_args
-from worker_svc.model.compiled_builder import CompiledBuilder
+from worker_svc.model.compiled_builder import CompiledBuilder, can_bound_head
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.support import check_computed
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
@@ -43,7 +43,7 @@ class CompiledModel:
         Raises UnsupportedModel if the description is not supported, or tensors do not match it.
         """
         check_computed("the compiled kernels", description, COMPUTED)
-        builder = CompiledBuilder(thread_pool, checkpoint.dtype, weights)
+        builder = CompiledBuilder(thread_pool, checkpoint.dtype, weights, bounds_head=can_bound_head(description))
         self.built = build(description, checkpoint, builder)
         self.body = CompiledBody(description, self.built, builder)
 

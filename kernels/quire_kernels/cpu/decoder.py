@@ -8,6 +8,7 @@ from quire_kernels._checks import require
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
 from quire_kernels.cpu.experts import ExpertsArgs
+from quire_kernels.cpu.head_bounds import HeadBoundsArgs
 from quire_kernels.cpu.latent import LatentArgs
 from quire_kernels.cpu.linear import MatrixArgs
 from quire_kernels.cpu.norms import NormArgs
@@ -111,6 +112,7 @@ class DecoderModelArgs(Structure):
         ("layers", POINTER(DecoderLayerArgs)),
         ("norm", NormArgs),
         ("head", MatrixArgs),
+        ("head_bounds", POINTER(HeadBoundsArgs)),
         ("logits_scale", c_float),
         ("logits_soft_cap", c_float),
         ("embedding", c_void_p),
@@ -169,7 +171,7 @@ class Decoder:
         """Computes a step, and writes keys and values to the cache, and logits and their argmax to its addresses, or
         states if it has an address for them.
 
-        A row whose `needs_logits` is 0 has an argmax and no logits.
+        A row whose `needs_logits` is 0 has an argmax and no logits; with `head_bounds`, few of them are computed.
         """
         self._thread_pool.library.quire_decoder_run(self._handle, byref(step))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import Structure, byref, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -85,7 +85,7 @@ class PackedMatrix:
     scales: Tensor | None
     bias: Tensor | None
     group: int = 0
-    """Inputs with one scale, in formats with groups."""
+    """Inputs with one scale, in formats with groups; in W8A8 of a row of inputs, 0: 128."""
     order: Tensor | None = None
     """int32 [inputs]: which element of a row each input is; None: they are in order."""
     has_minimums: bool = False
@@ -151,17 +151,53 @@ def pack_matrix(
             memory=memory,
             input_multiple=input_multiple,
         )
+    scales = None
+    dtype = dtype or weight.dtype
+    require(matrix_format is not MatrixFormat.PLAIN or dtype == weight.dtype, "dtype", "be the weight's in PLAIN")
+    if matrix_format is not MatrixFormat.PLAIN:
+        weight, scales = _quantized(weight, torch.zeros(len(weight)) if code_scales is None else code_scales)
+    return _pack(
+        thread_pool,
+        weight,
+        scales,
+        bias,
+        matrix_format=matrix_format,
+        dtype=dtype,
+        memory=memory,
+        input_multiple=input_multiple,
+    )
+
+
+def pack_codes(
+    thread_pool: ThreadPool, codes: Tensor, scales: Tensor, *, dtype: torch.dtype, memory: LargePages | None = None
+) -> PackedMatrix:
+    """Lays out a weight in W8A8, of codes int8 [outputs, inputs] and scales float32 [outputs], for inputs that have one
+    scale a row; otherwise as `pack_matrix`. The codes are changed.
+    """
+    require(codes.ndim == 2 and codes.numel() > 0, "codes", "be [outputs, inputs], both above 0")
+    is_fit = codes.dtype == torch.int8 and scales.shape == (len(codes),)
+    require(is_fit, "codes", "be int8, with a scale for each output")
+    packed = _pack(thread_pool, codes, scales, None, matrix_format=MatrixFormat.W8A8, dtype=dtype, memory=memory)
+    return replace(packed, group=packed.inputs)
+
+
+def _pack(
+    thread_pool: ThreadPool,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    *,
+    matrix_format: MatrixFormat,
+    dtype: torch.dtype,
+    memory: LargePages | None,
+    input_multiple: int = 1,
+) -> PackedMatrix:
+    """Numbers in the dtype of the inputs, or codes, in panels."""
     outputs, inputs = weight.shape
     padded = -(-inputs // input_multiple) * input_multiple
     is_w8a8 = matrix_format is MatrixFormat.W8A8
-    dtype = dtype or weight.dtype
     type_of(dtype)
-    require(matrix_format is not MatrixFormat.PLAIN or dtype == weight.dtype, "dtype", "be the weight's in PLAIN")
     values = 4 if is_w8a8 else 1 if dtype == torch.float32 else 2
-    scales = None
-    if matrix_format is not MatrixFormat.PLAIN:
-        weight, scales = _quantized(weight, torch.zeros(outputs) if code_scales is None else code_scales)
-        scales = _padded(scales)
     if is_w8a8:
         weight = weight.view(torch.uint8).bitwise_xor_(128)  # the code + 128, see codes.h
     weight = weight.contiguous()
@@ -172,6 +208,7 @@ def pack_matrix(
     thread_pool.library.quire_pack(
         thread_pool.handle, weight.data_ptr(), outputs, inputs * width, values * width, steps, panels.data_ptr()
     )
+    scales = None if scales is None else _padded(scales)
     return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, _biases(bias, outputs))
 
 

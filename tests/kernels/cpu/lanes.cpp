@@ -71,7 +71,8 @@ void argmax_of_panels(const float* logits, int64_t rows, int64_t vocab, int64_t 
             const float* from = logits + row * stride + panel * PANEL;
             peaks.put(row, panel, vocab - panel * PANEL, load_floats(from), load_floats(from + LANES));
         }
-    for (int64_t group = 0; group < peaks.num_groups(); ++group) peaks.find_argmax(group, rows, tokens);
+    for (int64_t group = 0; group < ceil_div(rows, LANES); ++group)
+        peaks.find_argmax(group, rows, [&](int64_t row, int64_t token) { tokens[row] = token; });
 }
 // Sums [count, PANEL] of rows [count, stride] and weights [inputs, PANEL], packed.
 void products(const float* rows, int64_t count, int64_t inputs, int64_t stride, const float* panel, float* sums) {

@@ -370,7 +370,9 @@ def _assert_counted(directory: Path, quantization: str, rel: float) -> None:
     assert isinstance(description, ModelDescription)
     kernels = CompiledKernels(compiled.thread_pool(), MATRIX_FORMATS[quantization])
     built = load_compiled_model(description, directory, torch.float32, kernels).built
-    matrices = [built.head]
+    matrices = [built.head.matrix]
+    if built.head.bounds is not None:
+        matrices.append(built.head.bounds.codes)
     for layer in built.layers:
         matrices += [layer.qkv, layer.output]
         if isinstance(layer.mlp, PackedExperts):
@@ -463,7 +465,7 @@ def test_keys_and_values_in_8_bits_are_counted_as_such(gpu: Callable[..., None],
     description = describe(read_config(tiny_llama))
     assert description is not None
     kv = CacheShape.of(description.layout, 16, torch.int8).block_bytes
-    free = weights_of(tiny_llama) + 16 * kv
+    free = weights_of(tiny_llama, kernels="triton") + 16 * kv
     with pytest.raises(OutOfMemory, match="QUIRE_KV_CACHE_DTYPE=int8"):
         gpu(free, dtype=torch.float32)
     gpu(free, "--kv-cache-dtype", "int8", dtype=torch.float32, cache_dtype=torch.int8)

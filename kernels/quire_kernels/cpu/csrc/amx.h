@@ -92,6 +92,7 @@ struct AmxFactors {
     using Registers = AmxRegisters;
     static constexpr int64_t ROWS = 32, DEPTH = 32;
     static constexpr bool TAKES_TILES = PARTS == 1;  // whether rows may be in tiles
+    static constexpr bool MULTIPLIES_SINGLE_PANELS = false;
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
     // Of rows with so many columns: an odd number of lines, since rows at even distances share few sets of a first-level cache.

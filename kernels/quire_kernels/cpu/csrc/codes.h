@@ -31,7 +31,7 @@ inline Floats scale_of(const Code* group) { return splat(load<float>(group + off
 inline Ints sum_of(const Code* group) { return splat(load<int32_t>(group + offsetof(CodeGroup, sum))); }
 
 // The inputs of a group, of rows that a matrix is multiplied by.
-inline int64_t code_group_of(const Matrix& m) { return m.format == Format::W8A8 ? 128 : m.group; }
+inline int64_t code_group_of(const Matrix& m) { return m.group ? m.group : 128; }
 
 // A row for a matrix is its codes in whole lines, one byte each, then its groups.
 inline int64_t code_bytes(const Matrix& m) { return round_up(m.inputs, LINE); }

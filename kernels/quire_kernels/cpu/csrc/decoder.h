@@ -21,6 +21,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "linear.h"
+#include "logit_bounds.h"
 #include "norms.h"
 #include "panel_peaks.h"
 #include "rotary.h"
@@ -42,7 +43,7 @@ public:
     Decoder(const DecoderModel& model, ThreadPool& pool)
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
           ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool), latents_(pool, layers_[0].heads.num_heads),
-          has_act_tiles_(takes_act_tiles()) {
+          logit_bounds_(Product::MULTIPLIES_SINGLE_PANELS ? model.head_bounds : nullptr), has_act_tiles_(takes_act_tiles()) {
         int64_t scratch = 0;
         include(model.head, scratch);
         if (const LayerInputs* inputs = model.layer_inputs) {
@@ -99,6 +100,7 @@ public:
     void run(const DecoderStep& step) override {
         reserve(step.num_tokens);
         peaks_.reserve(ceil_div(model_.head.outputs, PANEL), step.num_samples);
+        if (logit_bounds_.exist()) choose_rows(step);
         for (Shape& shape : shapes_) {
             shape.tiles = split_into_tiles(step.sequences, shape.num_kv_heads, shape.group(), pool_.size());
             shape.last_tiles.clear();
@@ -386,20 +388,70 @@ private:
         return &layer.post_mlp_norm;
     }
 
+    // Logits where they are needed, and the largest of each row: where it alone is needed, of the panels that may have it.
     void logits(const DecoderStep& step, int64_t rows, Thread& own) {
+        if (!logit_bounds_.exist()) return multiply_head(step, nullptr, rows, own);
+        if constexpr (Product::MULTIPLIES_SINGLE_PANELS) {
+            if (!written_.empty()) multiply_chosen_rows(step, written_, own);
+            if (searched_.empty()) return;
+            const auto count = std::ssize(searched_);
+            const auto row_of = [&](int64_t i) { return &normed_[searched_[i] * normed_stride_]; };
+            const auto peak_of = [&](int64_t i, int64_t panel) {
+                alignas(LINE) float sums[PANEL];
+                Product::multiply_single_panel(model_.head, row_of(i), panel, own.scratch.data(), sums);
+                const float scale = model_.logits_scale;
+                return peak_of_panel(model_.head.outputs - panel * PANEL, load_floats(sums) * scale, load_floats(sums + LANES) * scale);
+            };
+            pool_.parallel_for_ranges(count, [&](int64_t i) { logit_bounds_.set_row(i, row_of(i)); });
+            multiply_code_rows<Product>(pool_, logit_bounds_.codes(), logit_bounds_.code_rows(), count,
+                                        [&](int64_t i, int64_t panel, Floats left, Floats right) { logit_bounds_.put(i, panel, left, right); });
+            pool_.parallel_for(count, [&](int64_t i) { logit_bounds_.begin(i, [&](int64_t panel) { return peak_of(i, panel); }); });
+            if (logit_bounds_.leave_many()) return multiply_chosen_rows(step, searched_, own);
+            pool_.parallel_for(count, [&](int64_t i) {
+                step.argmax[searched_[i]] = logit_bounds_.argmax(i, [&](int64_t panel) { return peak_of(i, panel); });
+            });
+        }
+    }
+
+    // Rows whose logits are written, and those of which the largest one alone is needed.
+    void choose_rows(const DecoderStep& step) {
+        written_.clear();
+        searched_.clear();
+        for (int64_t row = 0; row < step.num_samples; ++row) (!step.needs_logits || step.needs_logits[row] ? written_ : searched_).push_back(row);
+        logit_bounds_.reserve(std::ssize(searched_));
+        chosen_.reserve(round_up(step.num_samples, Product::ROWS) * normed_stride_);
+    }
+
+    void multiply_chosen_rows(const DecoderStep& step, const std::vector<int64_t>& chosen, Thread& own) {
+        const auto count = std::ssize(chosen);
+        if (count == step.num_samples) return multiply_head(step, nullptr, count, own);
+        pool_.parallel_for_ranges(count, [&](int64_t i) {
+            std::copy_n(&normed_[chosen[i] * normed_stride_], normed_stride_, &chosen_[i * normed_stride_]);
+        });
+        multiply_head(step, chosen.data(), count, own);
+    }
+
+    // Logits of the rows in chosen_, whose numbers these are, or with null of all rows in normed_; and the largest of each.
+    void multiply_head(const DecoderStep& step, const int64_t* chosen, int64_t rows, Thread& own) {
         const float scale = model_.logits_scale, cap = model_.logits_soft_cap;
-        multiply_normed(model_.head, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+        const auto number_of = [&](int64_t row) { return chosen ? chosen[row] : row; };
+        const auto put = [&](int64_t row, int64_t panel, Floats left, Floats right) {
             left *= scale;
             right *= scale;
             if (cap != 0.0f) {
                 left = soft_cap(left, cap);
                 right = soft_cap(right, cap);
             }
-            if (!step.needs_logits || step.needs_logits[row])
-                put_outputs(model_.head, panel, left, right, step.logits + row * step.logits_stride);
+            const int64_t number = number_of(row);
+            if (!step.needs_logits || step.needs_logits[number])
+                put_outputs(model_.head, panel, left, right, step.logits + number * step.logits_stride);
             peaks_.put(row, panel, model_.head.outputs - panel * PANEL, left, right);
+        };
+        if (chosen) multiply(model_.head, {chosen_.data(), normed_stride_}, rows, own, put);
+        else multiply_normed(model_.head, rows, own, put);
+        pool_.parallel_for(ceil_div(rows, LANES), [&](int64_t group) {
+            peaks_.find_argmax(group, rows, [&](int64_t row, int64_t token) { step.argmax[number_of(row)] = token; });
         });
-        pool_.parallel_for(peaks_.num_groups(), [&](int64_t group) { peaks_.find_argmax(group, rows, step.argmax); });
     }
 
     void put_states(const DecoderStep& step, int64_t rows) {
@@ -667,6 +719,8 @@ private:
     std::vector<Slot> slots_;  // of the step's tokens
     ExpertMixture<Product> mixture_;
     LatentProducts<Product> latents_;
+    LogitBounds logit_bounds_;
+    std::vector<int64_t> written_, searched_;  // of a step with bounds: see choose_rows()
     const bool has_act_tiles_;  // see FactorRows
     CodeRows code_rows_;
     PanelPeaks peaks_;
@@ -679,7 +733,7 @@ private:
     int64_t least_attended_ = std::numeric_limits<int64_t>::max(), least_act_ = std::numeric_limits<int64_t>::max();
     bool has_beside_ = false;
     Buffer<float> hidden_, branch_, mixed_, qkv_, cosines_, sines_, inputs_;
-    Buffer<Element> normed_, scored_, query_, attended_, act_, gate_, ordered_;
+    Buffer<Element> normed_, scored_, query_, attended_, act_, gate_, ordered_, chosen_;
 };
 
 // With `use_amx`, products of bfloat16 are computed by AMX: only where may_use_amx().

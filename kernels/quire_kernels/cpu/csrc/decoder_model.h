@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "latent.h"
+#include "logit_bounds.h"
 #include "matrix.h"
 #include "norms.h"
 #include "rotary.h"
@@ -87,6 +88,7 @@ struct DecoderModel {
     const DecoderLayer* layers;
     Norm norm;
     Matrix head;            // all zeros, if no step has logits
+    const HeadBounds* head_bounds;  // of the same head; or null
     float logits_scale;     // before their soft cap
     float logits_soft_cap;  // 0: none
     const void* embedding;  // [vocab, hidden]

@@ -118,8 +118,8 @@ def test_a_model_is_computed_with_its_own_codes(
     kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
     built = load_compiled_model(description, packed, dtype, kernels).built
     of_head = stored["lm_head.weight_scale"].flatten().float()
-    assert built.head.scales is not None
-    assert torch.equal(built.head.scales[: len(of_head)], of_head)
+    assert built.head.matrix.scales is not None
+    assert torch.equal(built.head.matrix.scales[: len(of_head)], of_head)
     first = built.layers[0]
     name = "model.layers.0.self_attn."
     heads = partial(joined_heads, head_dim=SIZES["head_dim"])

@@ -151,7 +151,7 @@ def test_a_model_is_computed_with_its_own_codes(name: str, asked: MatrixFormat, 
     expected = in_4_bits if name in IN_4_BITS or (name == "MXFP4" and not asked.takes_codes) else in_8_bits
     layer = built.layers[1]
     assert isinstance(layer.mlp, BuiltMlp)
-    for matrix in (built.head, layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
+    for matrix in (built.head.matrix, layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down):
         assert matrix.matrix_format is expected
         assert matrix.group == BLOCK_TYPES[name].group
     if asked.takes_codes:
@@ -163,7 +163,7 @@ def test_a_model_is_computed_with_its_own_codes(name: str, asked: MatrixFormat, 
     parts = [meant[f"model.layers.1.mlp.{part}_proj.weight"] for part in ("gate", "up")]
     _assert_held(layer.mlp.gate_up, torch.cat(parts), spread, is_gated=True)
     _assert_held(layer.mlp.down, meant["model.layers.1.mlp.down_proj.weight"], spread)
-    _assert_held(built.head, meant["model.embed_tokens.weight"], spread)
+    _assert_held(built.head.matrix, meant["model.embed_tokens.weight"], spread)
 
 
 def _of_heads(meant: dict[str, Tensor], layer: int) -> Tensor:
@@ -185,8 +185,8 @@ def test_types_may_be_mixed(convert: Convert) -> None:
     assert layer.qkv.matrix_format is MatrixFormat.GROUPED_W8A16
     assert (layer.qkv.group, layer.qkv.has_minimums) == (16, True)
     _assert_held(layer.qkv, _of_heads(meant, 0), 1.2)
-    assert (built.head.group, built.head.has_minimums) == (16, False)
-    _assert_held(built.head, meant["model.embed_tokens.weight"], 1.2)
+    assert (built.head.matrix.group, built.head.matrix.has_minimums) == (16, False)
+    _assert_held(built.head.matrix, meant["model.embed_tokens.weight"], 1.2)
     _assert_held(layer.mlp.down, meant["model.layers.0.mlp.down_proj.weight"], 1e-3)
     assert layer.output.matrix_format is MatrixFormat.W4A16, "what the setting rounds dense weights to"
     gate, up = (meant[f"model.layers.0.mlp.{part}_proj.weight"] for part in ("gate", "up"))
@@ -225,8 +225,8 @@ def test_a_head_keeps_its_codes(architecture: str, convert: Convert, *, tied: bo
 
     blocks, dense = convert(stored, tied=tied, architecture=architecture)
     meant, built = load_file(dense / "model.safetensors"), _built(blocks, MatrixFormat.W4A16)
-    assert built.head.matrix_format is (MatrixFormat.W4A16 if tied else MatrixFormat.GROUPED_W8A16)
-    _assert_held(built.head, meant["model.embed_tokens.weight" if tied else "lm_head.weight"], 1e-3)
+    assert built.head.matrix.matrix_format is (MatrixFormat.W4A16 if tied else MatrixFormat.GROUPED_W8A16)
+    _assert_held(built.head.matrix, meant["model.embed_tokens.weight" if tied else "lm_head.weight"], 1e-3)
     torch.testing.assert_close(built.embedding, meant["model.embed_tokens.weight"], rtol=0, atol=0)
     assert _tokens(blocks, torch.float32) == _tokens(dense, torch.float32)
 

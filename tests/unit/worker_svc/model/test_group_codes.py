@@ -20,6 +20,7 @@ from quire_kernels.cpu.norms import PackedNorm
 from worker_svc.attention import CompiledKernels
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltModel
+from worker_svc.model.compiled_builder import CompiledHead
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
 
@@ -65,7 +66,7 @@ def _saved(directory: Path, packed: Path, config: dict[str, Any], group_size: in
     return save_quantized(directory, packed, stored, quantization_config=config)
 
 
-def _built(packed: Path, asked: MatrixFormat) -> BuiltModel[PackedMatrix, PackedNorm, PackedExperts, PackedMatrix]:
+def _built(packed: Path, asked: MatrixFormat) -> BuiltModel[PackedMatrix, PackedNorm, PackedExperts, CompiledHead]:
     """The model as the compiled kernels compute it, in float32."""
     description = describe(read_config(packed))
     assert description is not None
@@ -112,7 +113,7 @@ def test_a_model_is_computed_with_its_own_codes(
             # `dense` is rounded to float16, and zero points are rounded to 11 bits where they become minimums.
             torch.testing.assert_close(_held(layer.qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
     asked_of_head = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
-    assert built.head.matrix_format is asked_of_head.get(asked, asked), "it is dense"
+    assert built.head.matrix.matrix_format is asked_of_head.get(asked, asked), "it is dense"
 
 
 @pytest.mark.parametrize("name", ["gptq, 4 bits, act-order", "awq", "in bytes, 8 bits", "one group of 8 bits"])

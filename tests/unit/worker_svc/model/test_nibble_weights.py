@@ -212,5 +212,5 @@ def test_the_head_has_8_bits(save_model: Save) -> None:
     directory = save_model(LlamaConfig(**WIDE))
     for weights, head in ((MatrixFormat.W4A16, MatrixFormat.INT8), (MatrixFormat.W4A8, MatrixFormat.W8A8)):
         built = _load(directory, weights).built
-        assert built.head.matrix_format is head
+        assert built.head.matrix.matrix_format is head
         assert built.layers[0].qkv.matrix_format is weights
