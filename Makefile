@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test sanitize chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
-.PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
+.PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats bench-greedy
 .PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-decoder-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-checkpoints bench-loading bench-all
 
 help:  ## List the commands
@@ -160,6 +160,9 @@ bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 
 bench-formats: $(STAMP)  ## Measure the steps of formats of weights
 	$(BIN)/python -m benchmarks.formats $(TO)
+
+bench-greedy: $(STAMP)  ## Measure decode steps of greedy requests with few logits and with all
+	$(BIN)/python -m benchmarks.greedy $(TO)
 
 bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 	$(BIN)/python -m benchmarks.quality

@@ -75,7 +75,7 @@ def pack_head_bounds(
     require(weight.ndim == 2 and weight.numel() > 0, "weight", "be [outputs, inputs], both above 0")
     outputs, inputs = weight.shape
     require(can_bound(inputs), "weight", f"have a multiple of {_ROTATED[-1]} inputs, at most {_MOST_INPUTS}")
-    rotation = _rotation(next(rotated for rotated in _ROTATED if inputs % rotated == 0))
+    rotation = rotation_for(inputs)
     codes, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(outputs)
     norms, errors = torch.empty(outputs), torch.empty(outputs)
     for start in range(0, outputs, _ROWS):
@@ -95,10 +95,13 @@ def pack_head_bounds(
     return PackedHeadBounds(packed, rotation, pad(norms, padding), pad(errors, padding))
 
 
-def _rotation(size: int) -> Tensor:
-    """Hadamard's matrix of a power of four, whose rows have the norm 1: its numbers are exact."""
+def rotation_for(num_inputs: int) -> Tensor:
+    """By what blocks of so many inputs are multiplied: Hadamard's matrix, float32 [rotated, rotated], whose rows have
+    the norm 1. Its numbers are exact, since `rotated` is a power of four.
+    """
+    rotated = next(each for each in _ROTATED if num_inputs % each == 0)
     pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     rotation = torch.ones(1, 1)
-    while len(rotation) < size:
+    while len(rotation) < rotated:
         rotation = torch.kron(rotation, pair)
-    return rotation.div_(size**0.5)
+    return rotation.div_(rotated**0.5)
