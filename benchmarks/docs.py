@@ -25,6 +25,7 @@ from benchmarks.gguf.quality import gguf_quality_section
 from benchmarks.gguf.report import gguf_section
 from benchmarks.gpu.report import gpu_section
 from benchmarks.grammars import grammars_section
+from benchmarks.greedy import greedy_section
 from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
 from benchmarks.loading import loading_section
@@ -175,6 +176,7 @@ PERFORMANCE = (
         Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section, Processor.AMX),
         {Processor.AVX512: ""},
     ),
+    Section("greedy", RESULTS / "greedy.json", "make bench-greedy", greedy_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("loading", RESULTS / "loading.json", "make bench-loading", loading_section),
     Section("gguf", RESULTS / "gguf.json", "make bench-gguf", gguf_section),

@@ -29,11 +29,6 @@ def expands_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
     return {"avx2", "fma"} <= flags and "avx512f" not in flags
 
 
-def has_amx(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the CPU has the tile registers of AMX. The system may still refuse them."""
-    return "amx_tile" in cpu_flags(cpuinfo)
-
-
 def multiplies_bytes(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether the CPU has the instructions by which the compiled kernels multiply bytes faster than other numbers."""
     return bool({"avx512_vnni", "avx_vnni"} & cpu_flags(cpuinfo))

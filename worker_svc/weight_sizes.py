@@ -12,7 +12,6 @@ import torch
 
 from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
 from quire_kernels.cpu.nibbles import DEFAULT_GROUP
-from worker_svc.host import has_amx
 from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.block_weights import joined_form
@@ -120,15 +119,14 @@ class DecoderSizes:
             self._bytes_of_number(linear, dtype, quantization, kernels) * linear.inputs * sum(linear.outputs)
             for linear in self._laid_out(kernels)
         )
-        return of_tables + int(sum(of_layers)) + self._bytes_of_bounds(dtype, quantization, kernels)
+        return of_tables + int(sum(of_layers)) + self._bytes_of_bounds(quantization, kernels)
 
-    def _bytes_of_bounds(self, dtype: torch.dtype, quantization: str, kernels: str) -> int:
-        """Those of the head in 8 bits that bounds its logits."""
+    def _bytes_of_bounds(self, quantization: str, kernels: str) -> int:
+        """Those of the head in 8 bits that bounds its logits; products by AMX do without, so this is the most."""
         head = self.description.head
         asked = quantization if head.computed is None else head.computed.value
-        by_vectors = kernels == "compiled" and not (dtype == torch.bfloat16 and has_amx())
         in_model_dtype = self.has_head and asked not in _PER_NUMBER
-        is_bounded = by_vectors and in_model_dtype and can_bound_head(self.description)
+        is_bounded = kernels == "compiled" and in_model_dtype and can_bound_head(self.description)
         return head.inputs * sum(head.outputs) if is_bounded else 0
 
     def _bytes_of_number(self, linear: LinearLayer, dtype: torch.dtype, quantization: str, kernels: str) -> float:

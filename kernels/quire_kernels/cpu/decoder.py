@@ -171,7 +171,7 @@ class Decoder:
         """Computes a step, and writes keys and values to the cache, and logits and their argmax to its addresses, or
         states if it has an address for them.
 
-        A row whose `needs_logits` is 0 has an argmax and no logits; with `head_bounds`, few of them are computed.
+        A row whose `needs_logits` is 0 has an argmax and no logits; with `head_bounds` few of its logits are computed.
         """
         self._thread_pool.library.quire_decoder_run(self._handle, byref(step))
 

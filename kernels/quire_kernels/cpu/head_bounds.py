@@ -16,7 +16,7 @@ from quire_kernels.cpu.thread_pool import ThreadPool
 _ROTATED = (64, 16)
 # Of which a sum of products of bytes fits 32 bits.
 _MOST_INPUTS = 2**15
-# Of a norm: squares of smaller numbers are 0.
+# Added to each norm: see LEAST of logit_bounds.h.
 _LEAST = 1e-16
 # Outputs that are rounded at once: float32 is large.
 _ROWS = 1024
@@ -43,9 +43,9 @@ class PackedHeadBounds:
     rotation: Tensor
     """float32 [rotated, rotated], orthogonal and symmetric."""
     norms: Tensor
-    """float32 [outputs, padded to whole panels], of the weights of each."""
+    """float32 [outputs, padded to whole panels with minus infinity], of the weights of each."""
     errors: Tensor
-    """The same, of what rounding has changed of them."""
+    """float32 [outputs, padded with zeros], of what rounding has changed of them."""
 
     def args(self, scale: float = 1.0) -> HeadBoundsArgs:
         """The library's structure for logits times `scale`, which is above 0; valid as long as this object."""
@@ -91,8 +91,9 @@ def pack_head_bounds(
     norms.add_(_LEAST)
     errors.add_(_LEAST)
     packed = pack_codes(thread_pool, codes, scales, dtype=weight.dtype, memory=memory)
+    # Outputs of padding have a bound below all others: zeros would be above logits that are all negative.
     padding = (0, -outputs % PANEL)
-    return PackedHeadBounds(packed, rotation, pad(norms, padding), pad(errors, padding))
+    return PackedHeadBounds(packed, rotation, pad(norms, padding, value=-torch.inf), pad(errors, padding))
 
 
 def rotation_for(num_inputs: int) -> Tensor:

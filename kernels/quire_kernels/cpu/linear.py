@@ -85,7 +85,7 @@ class PackedMatrix:
     scales: Tensor | None
     bias: Tensor | None
     group: int = 0
-    """Inputs with one scale, in formats with groups; in W8A8 of a row of inputs, 0: 128."""
+    """Inputs with one scale, in formats with groups; in W8A8 how many inputs of a row share a scale, 0: 128."""
     order: Tensor | None = None
     """int32 [inputs]: which element of a row each input is; None: they are in order."""
     has_minimums: bool = False

@@ -8,7 +8,7 @@ using namespace quire;
 // The largest bound of each panel [count, panels], of rows [count, inputs].
 extern "C" void find_bounds(const float* rows, int64_t count, const HeadBounds* head, float* largest_bounds) {
     LogitBounds bounds(head);
-    bounds.reserve(count);
+    bounds.reserve(count, 1);
     const Matrix& m = bounds.codes();
     const int64_t panels = ceil_div(m.outputs, PANEL), bytes = panel_bytes<Code>(m);
     for (int64_t row = 0; row < count; ++row) {

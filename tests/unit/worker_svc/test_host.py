@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_svc.host import available_cpus, expands_bfloat16, has_bfloat16
+from worker_svc.host import available_cpus, expands_bfloat16, has_bfloat16, multiplies_bytes
 
 
 def _write(root: Path, files: dict[str, object]) -> Path:
@@ -58,3 +58,14 @@ def test_bfloat16_is_expanded_with_avx2_alone(flags: str, expected: bool, tmp_pa
     assert not expands_bfloat16(path)
     path.write_text(f"model : fma\nflags : {flags}\n")
     assert expands_bfloat16(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("avx2 avx_vnni", True), ("avx512f avx512_vnni", True), ("avx512f avx512bw", False), ("avx_vnni_int8", False)],
+)
+def test_bytes_are_multiplied_faster_with_vnni(flags: str, expected: bool, tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    assert not multiplies_bytes(path)
+    path.write_text(f"flags : fpu {flags}\n")
+    assert multiplies_bytes(path) is expected

@@ -30,6 +30,7 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.load import load_model
 from worker_svc.memory import OutOfMemory
+from worker_svc.model import compiled_builder
 from worker_svc.model.architecture import describe
 from worker_svc.model.attention_description import KVFormat
 from worker_svc.model.compiled_model import load_compiled_model
@@ -362,6 +363,14 @@ def test_blocks_are_counted_as_they_are_kept(kind: str, quantization: str, tmp_p
 
     convert_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", TinyGguf(stored=stored, tied=tied)), tmp_path, print)
     _assert_counted(tmp_path, quantization, rel=0.05)
+
+
+@pytest.mark.parametrize("has_bounds", [True, False])
+def test_bounds_of_logits_are_counted(
+    save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, *, has_bounds: bool
+) -> None:
+    monkeypatch.setattr(compiled_builder, "multiplies_bytes", lambda: has_bounds)
+    _assert_counted(save_model(LlamaConfig(**WIDE)), "none", rel=0.05)
 
 
 def _assert_counted(directory: Path, quantization: str, rel: float) -> None:

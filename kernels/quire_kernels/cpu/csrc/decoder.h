@@ -43,7 +43,7 @@ public:
     Decoder(const DecoderModel& model, ThreadPool& pool)
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
           ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool), latents_(pool, layers_[0].heads.num_heads),
-          logit_bounds_(Product::MULTIPLIES_SINGLE_PANELS ? model.head_bounds : nullptr), has_act_tiles_(takes_act_tiles()) {
+          logit_bounds_(Product::MULTIPLIES_SINGLE_PANELS && has_plain_logits(model) ? model.head_bounds : nullptr), has_act_tiles_(takes_act_tiles()) {
         int64_t scratch = 0;
         include(model.head, scratch);
         if (const LayerInputs* inputs = model.layer_inputs) {
@@ -188,6 +188,11 @@ private:
     }
 
     FactorRows<Element> normed_rows() const { return {normed_.data(), normed_stride_}; }
+
+    // Whether the largest logit is that of the largest product with the head's numbers.
+    static bool has_plain_logits(const DecoderModel& model) {
+        return model.head.format == Format::PLAIN && !model.head.bias && !model.head.order && model.logits_soft_cap == 0.0f;
+    }
 
     // Whether the inputs of `down` are in tiles, in all layers or in none: columns past a layer's own would hold another layer's numbers
     // in the other layout.
@@ -405,20 +410,25 @@ private:
             pool_.parallel_for_ranges(count, [&](int64_t i) { logit_bounds_.set_row(i, row_of(i)); });
             multiply_code_rows<Product>(pool_, logit_bounds_.codes(), logit_bounds_.code_rows(), count,
                                         [&](int64_t i, int64_t panel, Floats left, Floats right) { logit_bounds_.put(i, panel, left, right); });
-            pool_.parallel_for(count, [&](int64_t i) { logit_bounds_.begin(i, [&](int64_t panel) { return peak_of(i, panel); }); });
+            pool_.parallel_for(count, [&](int64_t i) { logit_bounds_.begin(i, peak_of); });
             if (logit_bounds_.leave_many()) return multiply_chosen_rows(step, searched_, own);
-            pool_.parallel_for(count, [&](int64_t i) {
-                step.argmax[searched_[i]] = logit_bounds_.argmax(i, [&](int64_t panel) { return peak_of(i, panel); });
-            });
+            pool_.parallel_for(logit_bounds_.num_parts(), [&](int64_t part) { logit_bounds_.search(part, peak_of); });
+            pool_.parallel_for_ranges(count, [&](int64_t i) { step.argmax[searched_[i]] = logit_bounds_.argmax(i); });
         }
     }
 
-    // Rows whose logits are written, and those of which the largest one alone is needed.
+    // Rows whose logits are computed, and those that are searched for the largest one.
     void choose_rows(const DecoderStep& step) {
         written_.clear();
         searched_.clear();
-        for (int64_t row = 0; row < step.num_samples; ++row) (!step.needs_logits || step.needs_logits[row] ? written_ : searched_).push_back(row);
-        logit_bounds_.reserve(std::ssize(searched_));
+        const int64_t rows = step.num_samples;
+        const auto is_written = [&](int64_t row) { return !step.needs_logits || step.needs_logits[row]; };
+        bool any = false;
+        for (int64_t row = 0; row < rows; ++row) any |= is_written(row);
+        // As few rows as one tile has are computed while the head is read once: codes would be read beside it.
+        const bool all = any && Product::tile_rows(model_.head, rows) >= rows;
+        for (int64_t row = 0; row < rows; ++row) (all || is_written(row) ? written_ : searched_).push_back(row);
+        logit_bounds_.reserve(std::ssize(searched_), pool_.size());
         chosen_.reserve(round_up(step.num_samples, Product::ROWS) * normed_stride_);
     }
 
@@ -431,7 +441,7 @@ private:
         multiply_head(step, chosen.data(), count, own);
     }
 
-    // Logits of the rows in chosen_, whose numbers these are, or with null of all rows in normed_; and the largest of each.
+    // Logits where they are needed, and the largest of each row. `chosen`: the numbers of the rows that are in chosen_; null: all, in normed_.
     void multiply_head(const DecoderStep& step, const int64_t* chosen, int64_t rows, Thread& own) {
         const float scale = model_.logits_scale, cap = model_.logits_soft_cap;
         const auto number_of = [&](int64_t row) { return chosen ? chosen[row] : row; };

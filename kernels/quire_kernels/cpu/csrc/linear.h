@@ -474,11 +474,11 @@ struct VectorFactors {
         quire::multiply(pool, matrix, rows.data, num_rows, rows.stride, scratch, finish);
     }
 
-    // Sums [PANEL] of one row and one panel that is not in codes, by the calling thread: with the bits of a product of many rows.
+    // Sums [PANEL] of one row and one panel of a matrix in PLAIN, by the calling thread: with the bits of a product of many rows.
     static constexpr bool MULTIPLIES_SINGLE_PANELS = true;
     static void multiply_single_panel(const Matrix& matrix, const T* row, int64_t panel, T* scratch, float* sums) {
         const char* numbers = static_cast<const char*>(matrix.panels) + panel * panel_bytes<T>(matrix);
-        multiply_panel<T, 1>(TileRows<T>(1, row, 0, matrix.inputs, scratch), matrix, numbers, numbers, sums);
+        multiply_panel<T, 2>(TileRows<T>(1, row, 0, matrix.inputs, scratch), matrix, numbers, numbers + PREFETCH_BYTES, sums);
     }
 };
 

@@ -6,6 +6,7 @@
 // so a logit is at most x' w' plus that: its upper bound. A panel whose bounds are all below a logit that is known has none that is larger.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -38,7 +39,7 @@ public:
         head_ = *head;
         num_panels_ = ceil_div(head_.codes.outputs, PANEL);
         stride_ = (ceil_div(num_panels_, LANES) | 1) * LANES;  // an odd number of lines: not a multiple of a page
-        slack_ = static_cast<float>(head_.codes.inputs + SLACK) * 0x1p-22f;
+        slack_ = static_cast<float>(head_.codes.inputs + ROUNDINGS) * 0x1p-22f;
     }
 
     bool exist() const { return num_panels_ > 0; }
@@ -46,9 +47,11 @@ public:
     const CodeRows& code_rows() const { return code_rows_; }
 
     // For a step with so many rows.
-    void reserve(int64_t rows) {
+    void reserve(int64_t rows, int threads) {
         num_rows_ = rows;
         num_open_ = 0;
+        parts_ = std::max(ceil_div(num_panels_, MOST_PANELS), ceil_div(PARTS_PER_THREAD * threads, std::max<int64_t>(1, rows)));
+        found_.resize(rows * parts_);
         code_rows_.reserve(rows, code_row_bytes(head_.codes));
         turned_.reserve(rows * head_.codes.inputs);
         rows_.resize(rows);
@@ -92,57 +95,75 @@ public:
     const float* of_row(int64_t row) const { return &bounds_[row * stride_]; }
 
     // Of a row whose bounds are all there: computes the panel with the largest of them, and counts those that are still to be computed.
-    // peak_of(panel) returns the PanelPeak of a panel's logits.
+    // peak_of(row, panel) returns the PanelPeak of a panel's logits.
     template <class F>
     void begin(int64_t row, F&& peak_of) {
         const float* bounds = of_row(row);
         int64_t first = 0;
         for (int64_t panel = 1; panel < num_panels_; ++panel)
             if (bounds[panel] > bounds[first]) first = panel;
-        rows_[row].first = first;
-        rows_[row].peak = peak_of(first);
+        rows_[row].most = {first, peak_of(row, first)};
         int64_t count = 0;
-        for (int64_t panel = 0; panel < num_panels_; ++panel) count += panel != first && !(bounds[panel] < rows_[row].peak.logit);
+        for (int64_t panel = 0; panel < num_panels_; ++panel) count += panel != first && !(bounds[panel] < rows_[row].most.peak.logit);
         num_open_.fetch_add(count, std::memory_order_relaxed);
     }
 
     // Whether so many panels are left, of all rows that have begun, that a product of all is faster.
-    bool leave_many() const { return num_open_.load(std::memory_order_relaxed) > num_rows_ * num_panels_ / MOST_SHARE; }
+    bool leave_many() const { return num_open_.load(std::memory_order_relaxed) > num_rows_ * num_panels_ / LEAST_SHARE; }
 
-    // The token of the largest logit of a row that has begun; -1 where one is not finite.
+    // Rows are searched in parts, so that threads share what is left of few rows, or of one with most of it.
+    int64_t num_parts() const { return num_rows_ * parts_; }
+
+    // Computes the panels that are left of a part of a row that has begun.
     template <class F>
-    int64_t argmax(int64_t row, F&& peak_of) const {
+    void search(int64_t part, F&& peak_of) {
+        const int64_t row = part / parts_, begin = part % parts_ * num_panels_ / parts_, end = (part % parts_ + 1) * num_panels_ / parts_;
         const float* bounds = of_row(row);
-        const int64_t first = rows_[row].first;
-        PanelPeak most = rows_[row].peak;
-        int64_t found = first;
-        if (!most.is_finite()) return -1;
-        // A comparison with NaN is false: where bounds are not finite, all logits are computed.
-        for (int64_t panel = 0; panel < num_panels_; ++panel) {
-            if (panel == first || bounds[panel] < most.logit) continue;
-            const PanelPeak peak = peak_of(panel);
-            if (!peak.is_finite()) return -1;
-            if (peak.logit < most.logit || (peak.logit == most.logit && found < panel)) continue;
-            most = peak;
-            found = panel;
-        }
-        return found * PANEL + most.place;
+        const int64_t first = rows_[row].most.panel;
+        Most most = rows_[row].most;
+        // A comparison with NaN is false: where bounds are not finite, all logits are computed. A panel whose bound is as large as a known
+        // logit may have the same one, of an earlier token.
+        for (int64_t panel = begin; panel < end && most.peak.is_finite(); ++panel)
+            if (panel != first && !(bounds[panel] < most.peak.logit)) most = larger(most, {panel, peak_of(row, panel)});
+        found_[part] = most;
+    }
+
+    // The token of the largest logit of a row whose parts are searched; -1 where one is not finite.
+    int64_t argmax(int64_t row) const {
+        Most most = found_[row * parts_];
+        for (int64_t part = 1; part < parts_; ++part) most = larger(most, found_[row * parts_ + part]);
+        return most.peak.is_finite() ? most.panel * PANEL + most.peak.place : -1;
     }
 
 private:
-    // Of the product of both norms, in units of 2**-22: more than the arithmetic of a logit, of rotations and of the bound itself may be wrong,
-    // whose sums have at most `inputs` terms of 2**-24 each, or those of a rotation.
-    static constexpr int64_t SLACK = 512;
-    // Of a norm: squares of smaller numbers are 0.
+    // What is added to the number of inputs for the room that roundings get, in units of 2**-22 of the product of both norms: that of a
+    // logit's sum takes a quarter of the inputs at most, those of both rotations 130 each.
+    static constexpr int64_t ROUNDINGS = 512;
+    // Added to each norm: squares of numbers below 1e-19 lose bits or become 0, and the norm of as many such numbers as a row may have is
+    // less than this.
     static constexpr float LEAST = 1e-16f;
-    // One row's product with a panel takes about four times its share of a product of many rows.
-    static constexpr int64_t MOST_SHARE = 8;
+    // Where more than one panel in so many is left, all are computed: one row's product with a panel takes about four times its share
+    // of a product of many rows, and few panels of many rows are read more often.
+    static constexpr int64_t LEAST_SHARE = 8;
+    static constexpr int64_t PARTS_PER_THREAD = 4, MOST_PANELS = 256;  // of a part
+
+    // The largest logit found of a row, and its panel.
+    struct Most {
+        int64_t panel;
+        PanelPeak peak;
+    };
 
     struct Row {
         float of_norms, of_errors;  // what norms and errors of outputs are multiplied by
-        int64_t first;              // the panel with the largest bound
-        PanelPeak peak;             // its own
+        Most most;                  // of the panel with the largest bound
     };
+
+    // The first one of equal logits, and whatever is not finite.
+    static const Most& larger(const Most& a, const Most& b) {
+        if (!a.peak.is_finite() || !b.peak.is_finite()) return a.peak.is_finite() ? b : a;
+        if (a.peak.logit == b.peak.logit) return a.panel < b.panel ? a : b;
+        return a.peak.logit > b.peak.logit ? a : b;
+    }
 
     // Of N vectors.
     template <int N, class T>
@@ -157,12 +178,13 @@ private:
     }
 
     HeadBounds head_{};
-    int64_t num_panels_ = 0, stride_ = 0, num_rows_ = 0;
+    int64_t num_panels_ = 0, stride_ = 0, num_rows_ = 0, parts_ = 1;  // parts of each row
     float slack_ = 0.0f;
     CodeRows code_rows_;
     Buffer<float> turned_;  // [rows, inputs]
     Buffer<float> bounds_;  // [rows, stride], the largest one of each panel
     std::vector<Row> rows_;
+    std::vector<Most> found_;  // of each part
     std::atomic<int64_t> num_open_{0};
 };
 

@@ -24,7 +24,7 @@ struct Matrix {
     const void* panels;
     const float* scales;    // [panels * 32], or null
     const float* bias;      // [panels * 32], or null
-    int64_t group;          // inputs with one scale, in formats with groups: 16, 32, 64 or 128; W8A8: those of a row, or 0: 128
+    int64_t group;          // inputs with one scale, in formats with groups: 16, 32, 64 or 128; in W8A8 how many inputs of a row share a scale; 0: 128
     const int32_t* order;   // [inputs], which element of a row each input is; or null: they are in order
     int64_t has_minimums;   // whether a number is code * scale + minimum, where groups have both
     int64_t is_e2m1;        // in W4A16: whether codes are numbers of e2m1, without zero points
