@@ -37,7 +37,7 @@ BATCHES = (1, 8, 32, 64)
 PROMPT = 256  # tokens of a chunk
 # At 32 sequences, W8A8 is to be so much faster than bfloat16: with the default model, and with the large one.
 _JUDGED_BATCH, _LEAST_RATIO, _LEAST_LARGE_RATIO = 32, 1.25, 1.4
-_MOST_ROUNDS = 120
+MOST_ROUNDS = 120
 
 LARGE_FORMATS = ("bfloat16", "w8a8", "w4a8")
 LARGE_SHAPE = Shape(
@@ -53,7 +53,7 @@ LARGE_SHAPE = Shape(
 )
 
 
-def _load(name: str, model: Path | None = None) -> ModelInstance:
+def load_format(name: str, model: Path | None = None) -> ModelInstance:
     """A model as a worker serves it, with blocks for two of the largest batches; None: that of the settings."""
     arguments = [f"--{option.replace('_', '-')}={value}" for option, value in FORMATS[name].items()]
     arguments += [f"--num-blocks={2 * max(BATCHES) * LONGEST // 16}", "--swap-space=0"]
@@ -68,7 +68,7 @@ def _measure_large(rounds: int) -> dict[str, Any]:
     vocab_size = Tokenizer.from_file(str(default / "tokenizer.json")).get_vocab_size()
     with TemporaryDirectory(prefix="quire-bench-") as folder:
         LARGE_SHAPE.write(Path(folder), default, vocab_size)
-        instances = {name: _load(name, Path(folder)) for name in LARGE_FORMATS}
+        instances = {name: load_format(name, Path(folder)) for name in LARGE_FORMATS}
     runners = {name: instance.runner for name, instance in instances.items()}
     return {
         "title": LARGE_SHAPE.title,
@@ -106,6 +106,15 @@ def _prompts(runner: Runner, ids: Iterator[int]) -> Iterator[float]:
 def measure(runners: Mapping[str, Runner], batches: Iterable[int], rounds: int) -> Iterator[dict[str, Any]]:
     """The median step of each format, in milliseconds, for each kind of step."""
     ids = count()
+    yield from measure_decodes(runners, batches, rounds, ids)
+    prompts = {name: _prompts(runner, ids) for name, runner in runners.items()}
+    yield {"what": f"prompt, {PROMPT} tokens", "ms": _in_turns(prompts, rounds)}
+
+
+def measure_decodes(
+    runners: Mapping[str, Runner], batches: Iterable[int], rounds: int, ids: Iterator[int]
+) -> Iterator[dict[str, Any]]:
+    """As `measure`, of greedy decodes of these numbers of sequences, whose ids are the next ones of `ids`."""
     for size in batches:
         decoding = {
             name: DecodingBatch(runner, [next(ids) for _ in range(size)], [SamplingParams()] * size)
@@ -115,8 +124,6 @@ def measure(runners: Mapping[str, Runner], batches: Iterable[int], rounds: int) 
         yield {"what": f"decode, batch of {size}", "ms": _in_turns(steps, rounds)}
         for batch in decoding.values():
             batch.end()
-    prompts = {name: _prompts(runner, ids) for name, runner in runners.items()}
-    yield {"what": f"prompt, {PROMPT} tokens", "ms": _in_turns(prompts, rounds)}
 
 
 def targets(cases: Iterable[Mapping[str, Any]], model: str = "", bound: float = _LEAST_RATIO) -> list[dict[str, Any]]:
@@ -147,15 +154,15 @@ def formats_section(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = make_parser(__doc__, RESULT, ", for all formats of the default model")
     names = ",".join(FORMATS)
-    parser.add_argument("--rounds", type=int, default=60, help=f"steps of each, {_MOST_ROUNDS} at most; default 60")
+    parser.add_argument("--rounds", type=int, default=60, help=f"steps of each, {MOST_ROUNDS} at most; default 60")
     parser.add_argument("--formats", default=names, help="default: %(default)s")
     options = parser.parse_args()
     wanted = options.formats.split(",")
     if unknown := [name for name in wanted if name not in FORMATS]:
         parser.error(f"argument --formats: no format named {unknown[0]!r}")
     with failures_exit("formats"):
-        instances = {name: _load(name) for name in wanted}
-        rounds = min(options.rounds, _MOST_ROUNDS)
+        instances = {name: load_format(name) for name in wanted}
+        rounds = min(options.rounds, MOST_ROUNDS)
         runners = {name: instance.runner for name, instance in instances.items()}
         result: dict[str, Any] = {
             **provenance("torch"),

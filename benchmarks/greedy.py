@@ -8,6 +8,7 @@ the logits of each new token are computed with torch: how many panels of the hea
 """
 
 from collections.abc import Iterable
+from itertools import count
 from statistics import fmean
 from typing import Any
 from unittest.mock import patch
@@ -16,38 +17,31 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.decoding import LONGEST
-from benchmarks.formats import BATCHES, measure
+from benchmarks.formats import BATCHES, MOST_ROUNDS, load_format, measure_decodes
 from benchmarks.mix import PATH as MIX
 from benchmarks.processes import BenchmarkFailed
 from benchmarks.record import RESULTS, provenance
 from benchmarks.report import Cells, origin
-from benchmarks.runner import failures_exit, log, make_parser, publish
+from benchmarks.runner import failures_exit, make_parser, publish
 from quire_client.bench.mix import read_mix
-from quire_kernels.cpu.head_bounds import rotation_for
+from quire_kernels.cpu.head_bounds import rotate, rotation_for
 from quire_kernels.cpu.linear import PANEL
 from svc_common.models import resolve_model
-from svc_common.settings import read_settings
-from worker_svc.instance import ModelInstance, load_instance
+from worker_svc.instance import ModelInstance
 from worker_svc.model import compiled_builder
 from worker_svc.model.compiled_builder import can_bound_head
 from worker_svc.model.description_cache import description_of
-from worker_svc.settings import WorkerSettings
 
 RESULT = RESULTS / "greedy.json"
-_MOST_ROUNDS = 120
 _NUM_PROMPTS, _NUM_TOKENS = 16, 24
 _ALL, _FEW = "all logits", "few logits"
 
 
 def _load(*, bounded: bool) -> ModelInstance:
-    """The default model as a worker serves it, with blocks for two of the largest batches."""
-    arguments = ["--dtype=bfloat16", f"--num-blocks={2 * max(BATCHES) * LONGEST // 16}", "--swap-space=0"]
-    settings = read_settings(WorkerSettings, arguments)
     if bounded:
-        return load_instance(settings, log)
+        return load_format("bfloat16")
     with patch.object(compiled_builder, "multiplies_bytes", lambda: False):
-        return load_instance(settings, log)
+        return load_format("bfloat16")
 
 
 def final_states(prompts: Iterable[Iterable[int]]) -> tuple[Tensor, Tensor]:
@@ -65,7 +59,7 @@ def final_states(prompts: Iterable[Iterable[int]]) -> tuple[Tensor, Tensor]:
 
 def panels_left(states: Tensor, head: Tensor, rotation: Tensor) -> Tensor:
     """How many panels have a bound that is not below the largest logit, int64 [tokens]: see `csrc/logit_bounds.h`."""
-    rows, weights = (_turned(each, rotation) for each in (states, head))
+    rows, weights = (rotate(each, rotation) for each in (states, head))
     coded_rows, codes = _rounded(rows), _rounded(weights)
     row_errors, errors = ((each - coded).norm(dim=1) for each, coded in ((rows, coded_rows), (weights, codes)))
     bounds = coded_rows @ codes.t() + row_errors[:, None] * weights.norm(dim=1)
@@ -73,10 +67,6 @@ def panels_left(states: Tensor, head: Tensor, rotation: Tensor) -> Tensor:
     bounds = torch.nn.functional.pad(bounds, (0, -len(head) % PANEL), value=-torch.inf)
     known = (states @ head.t()).amax(1)
     return (bounds.view(len(states), -1, PANEL).amax(2) >= known[:, None]).sum(1)
-
-
-def _turned(rows: Tensor, rotation: Tensor) -> Tensor:
-    return (rows.view(-1, len(rotation)) @ rotation).view(rows.shape)
 
 
 def _rounded(rows: Tensor) -> Tensor:
@@ -123,7 +113,7 @@ def greedy_section(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = make_parser(__doc__, RESULT)
-    parser.add_argument("--rounds", type=int, default=60, help=f"steps of each, {_MOST_ROUNDS} at most; default 60")
+    parser.add_argument("--rounds", type=int, default=60, help=f"steps of each, {MOST_ROUNDS} at most; default 60")
     options = parser.parse_args()
     with failures_exit("greedy"):
         description = description_of(resolve_model(None).path)
@@ -131,9 +121,9 @@ def main() -> None:
             raise BenchmarkFailed(
                 "this processor multiplies bytes no faster than other numbers: all logits are computed"
             )
-        rounds = min(options.rounds, _MOST_ROUNDS)
+        rounds = min(options.rounds, MOST_ROUNDS)
         runners = {_ALL: _load(bounded=False).runner, _FEW: _load(bounded=True).runner}
-        cases = [case for case in measure(runners, BATCHES, rounds) if case["what"].startswith("decode")]
+        cases = list(measure_decodes(runners, BATCHES, rounds, count()))
         result = {**provenance("torch"), "rounds": rounds, "cases": cases, "panels": _measure_panels()}
     publish(result, options.output or RESULT, {"Greedy steps": greedy_table(result)})
 

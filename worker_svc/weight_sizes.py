@@ -124,13 +124,12 @@ class DecoderSizes:
     def _bytes_of_bounds(self, quantization: str, kernels: str) -> int:
         """Those of the head in 8 bits that bounds its logits; products by AMX do without, so this is the most."""
         head = self.description.head
-        asked = quantization if head.computed is None else head.computed.value
-        in_model_dtype = self.has_head and asked not in _PER_NUMBER
+        in_model_dtype = self.has_head and _asked_of(head, quantization) not in _PER_NUMBER
         is_bounded = kernels == "compiled" and in_model_dtype and can_bound_head(self.description)
         return head.inputs * sum(head.outputs) if is_bounded else 0
 
     def _bytes_of_number(self, linear: LinearLayer, dtype: torch.dtype, quantization: str, kernels: str) -> float:
-        asked = quantization if linear.computed is None else linear.computed.value
+        asked = _asked_of(linear, quantization)
         is_head = linear.role is LinearRole.HEAD
         if asked not in _PER_NUMBER or linear in self._in_model_dtype or (is_head and kernels == "triton"):
             return dtype.itemsize
@@ -183,6 +182,11 @@ class DecoderSizes:
         if not (takes_e2m1 and all(form is not None and form.is_e2m1 for form in forms)):
             forms = [_whole(form) for form in forms]
         return joined_form(forms)
+
+
+def _asked_of(linear: LinearLayer, quantization: str) -> str:
+    """The format that a layer is to be computed in."""
+    return quantization if linear.computed is None else linear.computed.value
 
 
 def _held(form: CodeForm, inputs: int, kernels: str) -> float:

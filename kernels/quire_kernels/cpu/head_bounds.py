@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from quire_kernels._checks import require
 from quire_kernels.cpu.large_pages import LargePages
-from quire_kernels.cpu.linear import PANEL, MatrixArgs, PackedMatrix, pack_codes
+from quire_kernels.cpu.linear import PANEL, MatrixArgs, PackedMatrix, pack_codes, quantize_in_8_bits
 from quire_kernels.cpu.thread_pool import ThreadPool
 
 # Inputs that are rotated together: MOST_ROTATED of logit_bounds.h, and LANES.
@@ -80,12 +80,10 @@ def pack_head_bounds(
     norms, errors = torch.empty(outputs), torch.empty(outputs)
     for start in range(0, outputs, _ROWS):
         rows = slice(start, start + _ROWS)
-        turned = (weight[rows].float().view(-1, len(rotation)) @ rotation).view(-1, inputs)
-        scales[rows] = turned.abs().amax(1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-        rounded = (turned / scales[rows, None]).round_()
-        codes[rows].copy_(rounded)
+        turned = rotate(weight[rows].float(), rotation)
+        codes[rows], scales[rows] = quantize_in_8_bits(turned)
         norms[rows] = turned.norm(dim=1)
-        errors[rows] = rounded.mul_(scales[rows, None]).sub_(turned).norm(dim=1)
+        errors[rows] = (codes[rows] * scales[rows, None]).sub_(turned).norm(dim=1)
     if not (norms.isfinite().all() and errors.isfinite().all()):
         return None
     norms.add_(_LEAST)
@@ -106,3 +104,8 @@ def rotation_for(num_inputs: int) -> Tensor:
     while len(rotation) < rotated:
         rotation = torch.kron(rotation, pair)
     return rotation.div_(rotated**0.5)
+
+
+def rotate(rows: Tensor, rotation: Tensor) -> Tensor:
+    """Rows [count, inputs] times `rotation`, block by block."""
+    return (rows.reshape(-1, len(rotation)) @ rotation).view(rows.shape)

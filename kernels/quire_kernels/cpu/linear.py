@@ -155,7 +155,7 @@ def pack_matrix(
     dtype = dtype or weight.dtype
     require(matrix_format is not MatrixFormat.PLAIN or dtype == weight.dtype, "dtype", "be the weight's in PLAIN")
     if matrix_format is not MatrixFormat.PLAIN:
-        weight, scales = _quantized(weight, torch.zeros(len(weight)) if code_scales is None else code_scales)
+        weight, scales = quantize_in_8_bits(weight, code_scales)
     return _pack(
         thread_pool,
         weight,
@@ -361,8 +361,9 @@ def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Ten
     return output
 
 
-def _quantized(weight: Tensor, known_scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes int8 [outputs, inputs] and scales float32 [outputs], for some outputs at once: float32 is large."""
+def quantize_in_8_bits(weight: Tensor, code_scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Codes int8 [outputs, inputs] and scales float32 [outputs], as `pack_matrix` rounds a weight in 8 bits."""
+    known_scales = torch.zeros(len(weight)) if code_scales is None else code_scales
     codes, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
     for start in range(0, len(weight), _ROWS):
         rows = slice(start, start + _ROWS)

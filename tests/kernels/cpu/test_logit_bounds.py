@@ -9,7 +9,7 @@ from torch import Tensor
 
 import compiled
 from processor_kinds import KINDS, address, compile_for
-from quire_kernels.cpu.head_bounds import PackedHeadBounds, pack_head_bounds
+from quire_kernels.cpu.head_bounds import PackedHeadBounds, pack_head_bounds, rotate, rotation_for
 
 PANEL, INPUTS = 32, 192
 
@@ -53,26 +53,16 @@ def test_of_random_numbers(library: ctypes.CDLL, inputs: int) -> None:
     _check(library, rows, head)
 
 
-def test_of_weights_in_the_direction_in_which_a_row_is_rounded(library: ctypes.CDLL) -> None:
-    """The weights themselves have no error: they are codes."""
+@pytest.mark.parametrize("of_weights", [True, False], ids=["weights are codes", "rows are codes"])
+def test_of_codes_in_the_direction_in_which_the_others_are_rounded(library: ctypes.CDLL, *, of_weights: bool) -> None:
+    """The codes themselves have no error."""
     torch.manual_seed(0)
-    rotation = _rotation()
     turned = torch.randn(40, INPUTS)
     steps = turned.abs().amax(1, keepdim=True) / 127
     lost = turned - (turned / steps).round() * steps
     codes = (lost / lost.abs().amax(1, keepdim=True) * 127).round()
-    _check(library, _turn(turned, rotation), _turn(codes, rotation))
-
-
-def test_of_rows_in_the_direction_in_which_weights_are_rounded(library: ctypes.CDLL) -> None:
-    """The rows themselves have no error: they are codes."""
-    torch.manual_seed(0)
-    rotation = _rotation()
-    turned = torch.randn(40, INPUTS)
-    steps = turned.abs().amax(1, keepdim=True) / 127
-    lost = turned - (turned / steps).round() * steps
-    codes = (lost / lost.abs().amax(1, keepdim=True) * 127).round()
-    _check(library, _turn(codes, rotation), _turn(turned, rotation))
+    others, in_codes = (rotate(each, rotation_for(INPUTS)) for each in (turned, codes))
+    _check(library, *((others, in_codes) if of_weights else (in_codes, others)))
 
 
 def test_of_sums_that_are_rounded(library: ctypes.CDLL) -> None:
@@ -80,7 +70,7 @@ def test_of_sums_that_are_rounded(library: ctypes.CDLL) -> None:
     torch.manual_seed(0)
     codes = torch.randint(-127, 128, (40, 8192)).float()
     codes[:, 0] = 127
-    turned = _turn(codes, _rotation())
+    turned = rotate(codes, rotation_for(8192))
     _check(library, turned, turned)
 
 
@@ -100,13 +90,3 @@ def test_of_a_row_that_is_not_finite(library: ctypes.CDLL, value: float) -> None
     found = _bounds(library, rows, bounds)
     assert not (found[1] < torch.inf).any()
     assert found[[0, 2]].isfinite().all()
-
-
-def _rotation() -> Tensor:
-    bounds = pack_head_bounds(compiled.thread_pool(), torch.ones(1, INPUTS))
-    assert bounds is not None
-    return bounds.rotation
-
-
-def _turn(rows: Tensor, rotation: Tensor) -> Tensor:
-    return (rows.view(-1, len(rotation)) @ rotation).view(rows.shape)

@@ -1,8 +1,9 @@
 // Numbers in 8 bits: activations, for products with weights in 8 bits (W8A8, GROUPED_W8A8) or 4 (W4A8); keys and values.
 //
 // The numbers of a row are in groups, each with a scale of its own: a row often has a few numbers much larger than all others,
-// whose scale would leave these few steps. Only rows that are rotated first, which spreads such numbers, have one scale (logit_bounds.h). Products of a group are added in int32, which is exact, and groups as floats, in
-// their order. So a row's bits do not depend on other rows.
+// whose scale would leave these few steps. Only rows that are rotated first, which spreads such numbers, have one scale
+// (logit_bounds.h). Products of a group are added in int32, which is exact, and groups as floats, in their order. So a row's bits do
+// not depend on other rows.
 #pragma once
 
 #include <algorithm>
