@@ -118,6 +118,8 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def data_received(self, data: bytes) -> None:
+        # Or the wait for this request would end the connection while the request is answered.
+        self._unset_keepalive_if_required()
         if not self.is_responding:
             self._await_head()
         self._unreported_bytes += len(data)

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway_harness import Harness, running_gateway
+from gateway_harness import Harness, encoded, running_gateway
+from gateway_svc import gateway
 from gateway_svc.http_api.connection import MAX_HEAD_BYTES, MAX_HEADERS
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scripted_scheduler import ScriptedSession, answer_with
+from tiny_model import EOS
 
 MIB = 2**20
 SHORT = 0.3  # seconds
@@ -114,6 +118,25 @@ async def test_a_body_that_does_not_come_is_a_timeout(model_directory: Path) -> 
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in answer
+
+
+async def test_a_connection_that_is_used_again_lasts_as_long_as_its_answer(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "_KEEP_ALIVE_SECONDS", SHORT)
+    answer = answer_with(encoded("hello world"), stop_token_id=EOS)
+
+    def answer_late(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        asyncio.get_running_loop().call_later(5 * SHORT, answer, session, submit)
+
+    body = b'{"prompt": "a", "stream": true}'
+    async with running_gateway(model_directory) as quire, connected(quire) as (reader, writer):
+        quire.scheduler.script = answer_late
+        for _ in range(2):
+            writer.write(POST + b"content-length: %d\r\n\r\n%s" % (len(body), body))
+            async with asyncio.timeout(60):
+                assert b"[DONE]" in await reader.readuntil(b"\r\n0\r\n\r\n")
+        await closed(reader)
 
 
 async def test_idle_connections_give_way_to_new_ones(model_directory: Path) -> None:
