@@ -2,7 +2,12 @@
 
 import ctypes
 import gc
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Lock
+
+# Objects of the young generation, and collections of a generation before one of the next.
+_RARE = (50_000, 20, 100)
 
 
 def freeze_gc() -> None:
@@ -14,9 +19,48 @@ def freeze_gc() -> None:
     """
     gc.collect()
     gc.freeze()
-    # Objects of the young generation, and collections of a generation before one of the next.
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(*_RARE)
     return_free_memory()
+
+
+class _Users:
+    """Those who want collections to be rare, and what the thresholds were before the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._num_users = 0
+        self._usual = gc.get_threshold()
+
+    def add(self) -> None:
+        """One more."""
+        with self._lock:
+            if not self._num_users:
+                self._usual = gc.get_threshold()
+                if self._usual[0]:  # 0: there are no collections
+                    gc.set_threshold(*map(max, self._usual, _RARE))
+            self._num_users += 1
+
+    def remove(self) -> None:
+        """One less. After the last one all is as it was."""
+        with self._lock:
+            self._num_users -= 1
+            if not self._num_users:
+                gc.set_threshold(*self._usual)
+
+
+_users = _Users()
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Makes collections rare in a process that is somebody else's, as `freeze_gc` does in one of ours. It excludes
+    nothing from them: what the process frees later would stay. From any thread, and within one another.
+    """
+    _users.add()
+    try:
+        yield
+    finally:
+        _users.remove()
 
 
 def return_free_memory() -> None:

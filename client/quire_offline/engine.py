@@ -33,6 +33,7 @@ from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.worker_link import WorkerLink
 from svc_common.doctor.prepared import is_prepared
 from svc_common.errors import QuireError, Reason
+from svc_common.gc_tuning import rare_collections
 from svc_common.identity import Outbound
 from svc_common.models import ModelNotFound
 from svc_common.preparation import PreparationFailed
@@ -262,7 +263,8 @@ class OfflineEngine:
             self._groups[request.request_id] = group
 
         try:
-            await request.compute(self.manager, on_start, lambda: on_progress(request))
+            with rare_collections():
+                await request.compute(self.manager, on_start, lambda: on_progress(request))
         except QuireError as error:
             if error.reason is not Reason.CANCELLED or self._failure is not None:
                 raise self._failure or error from None

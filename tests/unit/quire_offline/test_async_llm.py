@@ -1,6 +1,7 @@
 """Single requests of asyncio programs: streams of outputs, aborts, and readers that leave."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -44,6 +45,16 @@ async def test_outputs_grow_to_the_last_one(llm: AsyncLLM) -> None:
         part = output.outputs[0]
         assert whole.text.startswith(part.text)
         assert whole.token_ids[: len(part.token_ids)] == part.token_ids
+
+
+async def test_collections_are_rare_while_a_request_runs(llm: AsyncLLM) -> None:
+    before = gc.get_threshold()
+    async with aclosing(llm.generate("hello", LONG)) as outputs:
+        await anext(outputs)
+        assert gc.get_threshold()[0] == 50_000
+    async with asyncio.timeout(200):
+        while gc.get_threshold() != before:
+            await asyncio.sleep(0.01)
 
 
 async def test_outputs_may_be_what_is_new(llm: AsyncLLM) -> None:
