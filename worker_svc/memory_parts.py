@@ -95,8 +95,10 @@ class MemoryAccount:
             activations = max(0, allocated - self._before - self._weights - kv) + self._graphs
             return MemoryParts(self._weights, kv, swap, activations, unused, total - free, total)
         kv, swap = (0, 0) if blocks is None else (_resident_bytes(blocks[0]), _resident_bytes(blocks[1]))
-        activations = max(0, allocated_bytes(self._device) - self._before - self._weights - kv - swap)
-        return MemoryParts(self._weights, kv, swap, activations, _unused_heap_bytes())
+        unused = _unused_heap_bytes()  # asked once: the C library walks its heap, some milliseconds
+        allocated = HostMemoryReader().read_process() - unused
+        activations = max(0, allocated - self._before - self._weights - kv - swap)
+        return MemoryParts(self._weights, kv, swap, activations, unused)
 
 
 def _unused_gpu_bytes(device: torch.device) -> int:
