@@ -69,9 +69,9 @@ from worker_svc.weight_sizes import read_decoder_sizes, read_header_sizes
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Tokens of a step, usually and at most, and its sequences. On 2 cores a prompt's tokens are computed fastest, and other
-# streams wait least, in chunks of 256; beside many decodes, which take long themselves, larger ones delay new streams
-# less. A GPU needs more to be busy.
+# Tokens of a step, usually and at most, and its sequences. On 2 cores a prompt's tokens are computed fastest in chunks
+# of 256, and almost as fast in chunks of 128, which delay other streams less; beside many decodes, which take long
+# themselves, larger ones delay new streams less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
 # On a CPU a step may hold one sequence for each of so many tokens of KV memory, at least those above and at most 256.
 # On a GPU a row takes memory for each token of the vocabulary, and graphs for its size.

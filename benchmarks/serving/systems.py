@@ -20,7 +20,10 @@ from svc_common.supervisor.addresses import free_port
 
 CONTEXT_LENGTH = 2048
 SMALL_STEP_TOKENS = 256
-"""Quire's default on a processor, at which vLLM is measured too: its own default makes gaps between tokens longer."""
+"""What a step of Quire computes on a processor while most sequences wait for their first tokens.
+
+vLLM is measured with it too: its own default makes gaps between tokens longer.
+"""
 
 # The package's name depends on the device.
 _VLLM_VERSION = """

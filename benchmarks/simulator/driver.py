@@ -139,7 +139,10 @@ class CoreDriver:
             arrived_at=now,
             deadline=None if arrival.deadline is None else now + arrival.deadline,
         )
-        return self.core.submit(request, now)
+        refusal = self.core.submit(request, now)
+        for sequence in self.core.sequences(request.key)[:1]:
+            record.prompt_seconds = sequence.prompt_seconds
+        return refusal
 
     def expire(self, now: float) -> list[FailedEvent]:
         """Ends requests whose deadline has passed."""

@@ -27,6 +27,7 @@ class RequestRecord:
     script: Script
     num_prompt: int
     tenant_usage: TenantUsage
+    prompt_seconds: float = 0.0  # that the core predicts for its prompt alone
     num_generated: int = 0
     num_ended: int = 0  # sequences
     admitted_at: float | None = None

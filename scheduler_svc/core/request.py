@@ -204,6 +204,7 @@ class Sequence:
     num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
     num_cached_prompt_tokens: int | None = None  # found in the prefix cache when it was first admitted; for usage
     num_preemptions: int = 0
+    prompt_seconds: float = 0.0  # that its prompt takes alone, as predicted when its request came; 0: unknown
     waited: float = 0.0  # seconds that it has waited before it was last admitted
     waits_since: float | None = None  # on the driver's clock; None while it runs
     has_yielded: bool = False  # it waits because another one had a right to its slot or blocks

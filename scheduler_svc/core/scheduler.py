@@ -279,6 +279,9 @@ class Scheduler:
         if not sequences:
             return None
         first, *siblings = sequences
+        prompt_seconds = self.placement.prompt_seconds(first)
+        for sequence in sequences:
+            sequence.prompt_seconds = prompt_seconds
         self.waiting.add(first)
         for sibling in siblings:
             self.waiting.wait_for_prefix(first, len(request.prompt), sibling)

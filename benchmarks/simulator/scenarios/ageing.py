@@ -14,6 +14,7 @@ from benchmarks.simulator.request_record import RequestRecord
 from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.synthetic import ArrivalStream, Lengths
+from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 
 POLICIES = ("fcfs", "priority", "fair")
 NUM_REQUESTS = 100_000
@@ -49,8 +50,7 @@ def measure(
                 "seconds": figures.seconds,
                 "most_waiting": max(sample.num_waiting for sample in figures.samples),
                 "classes": figures.to_json()["classes"],
-                # Between tenants `fair` orders by service.
-                "beyond_bound": max(0.0, worst_overtaking(records, ageing_seconds, of_all=policy != "fair")),
+                "beyond_bound": max(0.0, worst_overtaking(records, ageing_seconds, is_fair=policy == "fair")),
             }
         )
     targets = [
@@ -66,23 +66,26 @@ def measure(
     return {**outcome(rows, targets), "ageing_seconds": ageing_seconds}
 
 
-def worst_overtaking(records: Sequence[RequestRecord], ageing_seconds: float, *, of_all: bool = False) -> float:
-    """The most, in seconds, by which a request that was admitted before another of its tenant came later than it may.
+def worst_overtaking(records: Sequence[RequestRecord], ageing_seconds: float, *, is_fair: bool = True) -> float:
+    """The most, in seconds, by which a request that was admitted before another one came later than it may.
 
-    It may come `ageing_seconds` later for each class that it is above the other one. The bound holds where nothing is
-    above 0. Of those that were admitted to the same step none was before another. `of_all` compares requests of all
-    tenants with each other.
+    It may come `ageing_seconds` later for each class that it is above the other one. `fair` orders only those of a
+    tenant so, and a shorter prompt may also come later until the other one's first token is due. The bound holds where
+    nothing is above 0. Of those that were admitted to the same step none was before another.
     """
     latest: dict[str, dict[int, float]] = {}  # arrival of those of earlier steps, by tenant and priority
     worst = -math.inf
     admitted = sorted((record for record in records if record.admitted_at is not None), key=_admitted_at)
     for _, step in groupby(admitted, key=_admitted_at):
-        arrivals = [record.arrival for record in step]
-        for arrival in arrivals:
-            for priority, at in latest.get("" if of_all else arrival.tenant, {}).items():
-                worst = max(worst, at - arrival.at - max(0, priority - arrival.priority) * ageing_seconds)
-        for arrival in arrivals:
-            of_tenant = latest.setdefault("" if of_all else arrival.tenant, {})
+        together = list(step)
+        for record in together:
+            arrival, due = record.arrival, record.arrival.at
+            if is_fair:
+                due += FIRST_TOKEN_FACTOR * record.prompt_seconds
+            for priority, at in latest.get(arrival.tenant if is_fair else "", {}).items():
+                worst = max(worst, at - due - max(0, priority - arrival.priority) * ageing_seconds)
+        for arrival in (record.arrival for record in together):
+            of_tenant = latest.setdefault(arrival.tenant if is_fair else "", {})
             of_tenant[arrival.priority] = max(of_tenant.get(arrival.priority, -math.inf), arrival.at)
     return worst
 

@@ -12,7 +12,7 @@ class PromptTurns:
     """Counts the prompt tokens that each tenant's running prompts were given in steps, by weight.
 
     The tenant with the smallest count is next. One whose first prompt starts begins at the smallest count, so it waits
-    for one turn of each other tenant at most. With one tenant the order is that of `Sequence.order`.
+    for one turn of each other tenant at most. Of a tenant's prompts in a class the one that is due first is next.
     """
 
     def __init__(self, waiting: WaitingSequences, *, shares_by_tenant: bool) -> None:
@@ -23,15 +23,14 @@ class PromptTurns:
 
     def order(self, replica: Replica, prompts: Seq[Sequence]) -> Seq[Sequence]:
         """Running prompts in the order in which a step computes them."""
-        tenants = {sequence.request.tenant for sequence in prompts}
-        if len(tenants) < 2 or not self._shares_by_tenant:
+        if len(prompts) < 2 or not self._shares_by_tenant:
             self._counts.pop(replica, None)
             return prompts
+        tenants = {sequence.request.tenant for sequence in prompts}
         known = self._counts.get(replica, {})
         least = min((known[tenant] for tenant in tenants if tenant in known), default=0.0)
         counts = self._counts[replica] = {tenant: known.get(tenant, least) for tenant in tenants}
-        rank, now = self._waiting.policy.effective_priority, self._waiting.now
-        return sorted(prompts, key=lambda s: (-rank(s, now), counts[s.request.tenant]))
+        return sorted(prompts, key=lambda s: (self._rank(s), counts[s.request.tenant], self._waiting.urgency(s)))
 
     def charge(self, replica: Replica, sequence: Sequence, num_tokens: int) -> None:
         """A step computes so many tokens of a prompt."""
@@ -39,15 +38,37 @@ class PromptTurns:
         if counts is not None:
             counts[sequence.request.tenant] += num_tokens / sequence.request.weight
 
-    def num_left_to(self, head: Sequence, prompts: Seq[Sequence], budget: int) -> int:
+    def num_left_to(self, head: Sequence, replica: Replica, prompts: Seq[Sequence], budget: int) -> int:
         """Tokens of a step's budget that running prompts leave to a sequence that can be admitted now.
 
-        Up to half of them if its tenant has no running prompt, or its class is higher than those of all running ones.
+        All that it needs if it precedes all of them in the order of its tenant. Up to half of them if its tenant has no
+        running prompt, or its class is higher than those of all running ones. None if it will wait for a prefix.
         """
         if not prompts:
             return 0
-        is_new = self._shares_by_tenant and all(s.request.tenant != head.request.tenant for s in prompts)
-        outranks, now = self._waiting.policy.outranks, self._waiting.now
+        tenant, outranks, now = head.request.tenant, self._waiting.policy.outranks, self._waiting.now
+        is_new = self._shares_by_tenant and all(s.request.tenant != tenant for s in prompts)
         is_higher = all(outranks(head, sequence, now) for sequence in prompts)
-        num_uncomputed = head.num_known - (head.swapped_kv.num_tokens if head.swapped_kv is not None else 0)
-        return min(num_uncomputed, budget // 2) if is_new or is_higher else 0
+        precedes = self._shares_by_tenant and all(
+            s.request.tenant == tenant and self._precedes(head, s) for s in prompts
+        )
+        if not (is_new or is_higher or precedes):
+            return 0
+        return min(self._num_to_compute(head, replica), budget if precedes else budget // 2)
+
+    def _num_to_compute(self, head: Sequence, replica: Replica) -> int:
+        """Tokens that a replica computes of a sequence once it has admitted it."""
+        if head.swapped_kv is not None:
+            return head.num_known - head.swapped_kv.num_tokens
+        hit = replica.kv.match(head)
+        pending = hit.pending_prefix
+        if pending is not None and not self._waiting.policy.outranks(head, pending.producer, self._waiting.now):
+            return 0
+        return max(1, head.num_known - hit.num_full * replica.shape.block_size)
+
+    def _precedes(self, one: Sequence, other: Sequence) -> bool:
+        """Of two sequences of a tenant in the same class."""
+        return self._rank(one) == self._rank(other) and self._waiting.urgency(one) < self._waiting.urgency(other)
+
+    def _rank(self, sequence: Sequence) -> int:
+        return -self._waiting.policy.effective_priority(sequence, self._waiting.now)

@@ -65,21 +65,26 @@ class StepBuilder:
         """Halves what is left of the budget of tokens, but not below one."""
         self.budget = -(-self.budget // 2)
 
-    def limit_prompts(self, decode_seconds: float) -> None:
-        """Leaves prompts what a step usually computes, or more as long as the step's decodes are no small part of it.
+    def limit_prompts(self, decode_seconds: float, *, most_decode: bool) -> None:
+        """Leaves prompts what makes a step as large as usual. It may be half as large, or larger.
 
-        Each step computes all decodes anew. The fewer steps it takes to compute the prompts that wait, the sooner their
-        first tokens are there; what the decodes of a step take says how much longer than that a step may be. Where
-        prompts take most of the device's time, twice the time of the decodes is too little, and they would queue up: so
-        a step may compute more of them than come on average while its decodes are computed.
+        The decodes of a step wait for its prompts. Half of the usual tokens are computed almost as fast, so a step has
+        no more than those where sequences that decode are not fewer than those that wait for first tokens
+        (`most_decode`). Each step computes all decodes anew, though: where they take long, the fewer steps it takes to
+        compute the prompts that wait, the sooner their first tokens are there. Where prompts take most of the device's
+        time, twice the time of the decodes is too little, and they would queue up: so a step may compute more of them
+        than come on average while its decodes are computed.
         """
-        usual, costs = self.replica.shape.usual_step_tokens, self.replica.costs
-        if usual:
-            # Of prompts that are not long: those that are have a limit of their own.
-            tokens_per_second = usual / costs.recompute_seconds(usual)
-            factor = min(max(_LEAST_FACTOR, _HEADROOM * costs.prompt_factor), _MOST_FACTOR)
-            fitting = int(factor * decode_seconds * tokens_per_second)
-            self.budget = min(self.budget, max(usual - self.num_tokens, fitting))
+        shape, costs = self.replica.shape, self.replica.costs
+        usual = shape.usual_step_tokens
+        if not 0 < usual < shape.max_step_tokens:
+            return  # its steps have one size
+        # Of prompts that are not long: those that are have a limit of their own.
+        tokens_per_second = usual / costs.recompute_seconds(usual)
+        factor = min(max(_LEAST_FACTOR, _HEADROOM * costs.prompt_factor), _MOST_FACTOR)
+        fitting = int(factor * decode_seconds * tokens_per_second)
+        least = usual // 2 if most_decode else usual
+        self.budget = min(self.budget, max(least - self.num_tokens, fitting))
 
     def limit_long_prompts(self, seconds: float) -> None:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""

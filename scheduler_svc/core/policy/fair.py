@@ -6,8 +6,8 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 
 from scheduler_svc.core.policy.fair_class import FairClass
-from scheduler_svc.core.policy.order import OrderKey, PolicySettings, arrival_order
-from scheduler_svc.core.policy.tenants import TenantQueues, Urgency
+from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR, OrderKey, PolicySettings, Urgency, arrival_order
+from scheduler_svc.core.policy.tenants import TenantQueues
 from scheduler_svc.core.request import Sequence
 
 MAX_CLASSES = 16  # classes in use; beyond that a new priority counts as the next lower class in use, or the lowest
@@ -29,9 +29,11 @@ class FairPolicy:
     tenant that enters a class starts at the smallest counter there, or at its own if that is larger. So a long queue of
     one tenant delays no other tenant of its class: a single request waits for one turn of each of them.
 
-    *Within a tenant* the earliest deadline is first. A request is due deadline_horizon after its arrival at the latest,
-    so in the highest class no request of its tenant that arrived more than deadline_horizon later is admitted before
-    it. Of the requests that rose from one class, the oldest is first.
+    *Within a tenant* the earliest deadline is first. A request is due deadline_horizon after its first token at the
+    latest, and that is due FIRST_TOKEN_FACTOR times as long after its arrival as its prompt takes alone: so a short
+    prompt does not wait for a long one that came shortly before. In the highest class no request of its tenant that
+    arrived later by more than both is admitted before it. Of the requests that rose from one class, the oldest is
+    first.
 
     All methods but `position` take O(log n) amortized for each class in use.
     """
@@ -62,7 +64,7 @@ class FairPolicy:
         own.used_at = self._now
         tenant = self._tenant(sequence.request.tenant)
         self._waiting[sequence] = own
-        tenant.add(own.priority, sequence, self._urgency(sequence))
+        tenant.add(own.priority, sequence, self.urgency(sequence))
         for other in self._classes[own.rank :]:
             if tenant not in other:
                 self._update_turn(tenant, other)
@@ -89,6 +91,15 @@ class FairPolicy:
         """Of each tenant in the highest class, the sequence to admit next, in the order of the tenants' turns."""
         top = self._top_at(now)
         return (self._candidate(tenant, top) for tenant in top.turns()) if top is not None else iter(())
+
+    def urgency(self, sequence: Sequence) -> Urgency:
+        request = sequence.request
+        due = request.arrived_at + self._horizon
+        if not sequence.num_output:
+            due += FIRST_TOKEN_FACTOR * sequence.prompt_seconds
+        if request.deadline is not None:
+            due = min(due, request.deadline)
+        return (due, *arrival_order(sequence))
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         request = sequence.request
@@ -122,7 +133,7 @@ class FairPolicy:
         """Whether a queued sequence is admitted before another one that counts in the same class."""
         one, two, at = sequence.request.tenant, other.request.tenant, self._effective_class(sequence)
         if one == two or at is None:
-            return self._urgency(sequence) < self._urgency(other)
+            return self.urgency(sequence) < self.urgency(other)
         return at.counter(self._tenant(one)) < at.counter(self._tenant(two))
 
     def debt(self, tenant: str, priority: int | None = None) -> float:
@@ -150,13 +161,6 @@ class FairPolicy:
 
     # Order.
 
-    def _urgency(self, sequence: Sequence) -> Urgency:
-        request = sequence.request
-        due = request.arrived_at + self._horizon
-        if request.deadline is not None:
-            due = min(due, request.deadline)
-        return (due, *arrival_order(sequence))
-
     def _rises_at(self, sequence: Sequence, num_classes: int) -> float:
         return sequence.ages_from + num_classes * self._ageing_seconds
 
@@ -165,7 +169,7 @@ class FairPolicy:
         best = tenant.most_urgent(top.priority)
         for priority, oldest in tenant.oldest_below(top.priority):
             if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now and (
-                best is None or self._urgency(oldest) < self._urgency(best)
+                best is None or self.urgency(oldest) < self.urgency(best)
             ):
                 best = oldest
         assert best is not None, "a tenant has a turn but no sequence"
@@ -214,7 +218,7 @@ class FairPolicy:
 
     def _turns_of(self, queues: dict[str, list[Sequence]], at: FairClass) -> list[Sequence]:
         """The queued sequences of a class, by tenant, in the order of their turns."""
-        left = {name: sorted(queue, key=self._urgency, reverse=True) for name, queue in queues.items()}
+        left = {name: sorted(queue, key=self.urgency, reverse=True) for name, queue in queues.items()}
         turns = [(at.turn(self._tenants[name]), name) for name in left]
         heapify(turns)
         order: list[Sequence] = []

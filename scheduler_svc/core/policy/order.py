@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from scheduler_svc.core.request import Sequence
 
+FIRST_TOKEN_FACTOR = 4.0
+"""A first token is due so many times as long after its request came, or was admitted, as the prompt takes alone."""
 OrderKey = tuple[float, float, float, int, int]
 """The running sequence with the largest key is preempted first.
 
@@ -14,12 +16,19 @@ its request, index within the request.
 """
 
 
+Urgency = tuple[float, float, int, int]
+"""Of a tenant's sequences in a class the one with the smallest is first.
+
+When it is due and when it arrived, in monotonic seconds; number of its request, index within the request.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
     """Settings of all policies. Each policy reads its own."""
 
     ageing_seconds: float = 10.0  # of waiting, after which a request's effective priority rises by one class
-    deadline_horizon: float = 60.0  # seconds after its arrival at which a request without a deadline counts as due
+    deadline_horizon: float = 60.0  # seconds after its first token is due at which a request is due without a deadline
 
     def __post_init__(self) -> None:
         if not self.ageing_seconds > 0:
@@ -84,6 +93,9 @@ class TenantTurns(Protocol):
 
         The queue must not change meanwhile.
         """
+
+    def urgency(self, sequence: Sequence) -> Urgency:
+        """The order of a tenant's sequences of one class."""
 
 
 def arrival_order(sequence: Sequence) -> tuple[float, int, int]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.policy.account_gate import AccountGate
-from scheduler_svc.core.policy.order import Policy, TenantTurns
+from scheduler_svc.core.policy.order import Policy, TenantTurns, Urgency, arrival_order
 from scheduler_svc.core.policy.prefix_waiters import PrefixWaiters
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
@@ -82,6 +82,10 @@ class WaitingSequences:
             for sequence in self._turns.turns(self.now):
                 if self.accounts.may_go(sequence, replica.shape):
                     yield sequence
+
+    def urgency(self, sequence: Sequence) -> Urgency:
+        """Sort key of a tenant's sequences of one class, whether they wait or run: the first is computed first."""
+        return (0.0, *arrival_order(sequence)) if self._turns is None else self._turns.urgency(sequence)
 
     def put_first(self, replica: Replica, sequence: Sequence) -> None:
         """Has a replica admit a queued sequence next: what it needs has been taken for it."""

@@ -10,11 +10,14 @@ from benchmarks.simulator.prompts import Script
 from benchmarks.simulator.request_record import RequestRecord, TenantUsage
 from benchmarks.simulator.scenarios import ageing
 from benchmarks.simulator.scenarios.ageing import worst_overtaking
+from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 
 
-def record(at: float, priority: int, admitted_at: float | None, tenant: str = "a") -> RequestRecord:
+def record(
+    at: float, priority: int, admitted_at: float | None, tenant: str = "a", prompt_seconds: float = 0.0
+) -> RequestRecord:
     arrival = Arrival(at, 1, 1, 1, tenant=tenant, priority=priority)
-    return RequestRecord(0, arrival, Script(0, None), 1, TenantUsage(), admitted_at=admitted_at)
+    return RequestRecord(0, arrival, Script(0, None), 1, TenantUsage(), prompt_seconds, admitted_at=admitted_at)
 
 
 def test_in_order_of_arrival_no_request_is_overtaken() -> None:
@@ -32,6 +35,16 @@ def test_a_higher_class_may_come_later_by_the_ageing_of_each_class_between() -> 
 
 def test_a_lower_class_may_not_come_later() -> None:
     assert worst_overtaking([record(1.0, 2, 1), record(3.0, 0, 0)], 10.0) == 2.0
+
+
+def test_a_later_one_may_go_before_a_long_prompt_until_that_is_due_under_fair_only() -> None:
+    records = [record(1.0, 0, 1, prompt_seconds=0.5), record(3.5, 0, 0, prompt_seconds=0.1)]
+    assert worst_overtaking(records, 10.0) == 2.5 - FIRST_TOKEN_FACTOR * 0.5
+    assert worst_overtaking(records, 10.0, is_fair=False) == 2.5
+
+
+def test_under_other_policies_requests_of_all_tenants_count() -> None:
+    assert worst_overtaking([record(1.0, 0, 1), record(9.0, 0, 0, "b")], 10.0, is_fair=False) == 8.0
 
 
 def test_in_one_step_none_is_before_another() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.planning.running import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.planning.step_builder import LONG_PROMPT
+from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.request import Phase, Sequence
 from scheduler_svc.core.step import StepPlan
@@ -130,12 +130,22 @@ def test_prompts_take_twice_as_long_as_the_decodes(count: int) -> None:
     assert all(f"decode {place}" in tokens_of(plan) for place in range(count)), "every decode is in each step"
 
 
-@pytest.mark.parametrize(("count", "usual", "most"), [(4, 700, 2048), (40, 1000, 2048), (40, 64, 200), (4, 300, 300)])
-def test_prompts_get_the_usual_tokens_at_least_and_those_that_fit_a_step_at_most(
-    count: int, usual: int, most: int
+@pytest.mark.parametrize(
+    ("count", "usual", "most", "expected"),
+    [(19, 2000, 2048, 2000), (20, 2000, 2048, 1000), (40, 64, 200, 200), (19, 300, 300, 300), (40, 300, 300, 300)],
+)
+def test_a_step_has_the_usual_tokens_or_half_of_them_if_as_many_sequences_decode_as_wait_and_those_that_fit_at_most(
+    count: int, usual: int, most: int, expected: int
 ) -> None:
-    _, plan = prompts_beside(count, usual, most)
-    assert plan.num_tokens == (usual if usual > 64 else most)
+    _, plan = prompts_beside(count, usual, most)  # 20 of them
+    assert plan.num_tokens == expected
+
+
+def test_a_step_is_half_as_large_once_most_sequences_decode() -> None:
+    bench = with_decodes(1, usual_step_tokens=1200)
+    for place in range(2):
+        bench.submit(f"new {place}", prompt(1000, 100_000 + 1000 * place), 4)
+    assert [timed_step(bench).num_tokens for _ in range(2)] == [1200, 600], "one prompt ends with the first step"
 
 
 def test_prompts_do_not_queue_up_though_they_take_most_of_the_time() -> None:

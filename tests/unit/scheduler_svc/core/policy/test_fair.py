@@ -9,6 +9,7 @@ import pytest
 from scheduler_svc.core.policy import FairPolicy, PolicySettings
 from scheduler_svc.core.policy.fair import MAX_CLASSES
 from scheduler_svc.core.policy.fair_class import CREDIT_TOKENS
+from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.request import Request, Sequence
 
 AGEING, HORIZON = 10.0, 60.0
@@ -22,12 +23,12 @@ class Bench:
         self.now = 0.0
         self.num_sequences = 0
 
-    def come(self, tenant: str = "a", num_prompt: int = 10, **fields: Any) -> Sequence:
+    def come(self, tenant: str = "a", num_prompt: int = 10, prompt_seconds: float = 0.0, **fields: Any) -> Sequence:
         number = self.num_sequences
         self.num_sequences += 1
         fields.setdefault("arrived_at", self.now)
         request = Request(str(number), [1] * num_prompt, 1, 1, tenant=tenant, **fields)
-        sequence = Sequence(number, request, 0, number, request.prompt)
+        sequence = Sequence(number, request, 0, number, list(request.prompt), prompt_seconds=prompt_seconds)
         self.policy.add(sequence, self.now)
         return sequence
 
@@ -189,6 +190,41 @@ def test_earliest_deadline_is_first_within_a_tenant() -> None:
     bench = Bench()
     whenever, later, soon = bench.come("a"), bench.come("a", deadline=20.0), bench.come("a", deadline=10.0)
     assert [bench.take() for _ in range(3)] == [soon, later, whenever]
+
+
+def test_a_short_prompt_goes_before_a_long_one_of_its_tenant_that_came_shortly_before() -> None:
+    bench = Bench()
+    long = bench.come("a", prompt_seconds=2.0)
+    bench.now = FIRST_TOKEN_FACTOR * 1.5 - 0.01
+    soon = bench.come("a", prompt_seconds=0.5)
+    bench.now += 0.02
+    late = bench.come("a", prompt_seconds=0.5)
+    assert [bench.take() for _ in range(3)] == [soon, long, late]
+
+
+def test_a_deadline_is_due_however_long_the_prompt_takes() -> None:
+    bench = Bench()
+    bench.come("a", prompt_seconds=0.1)
+    due = bench.come("a", prompt_seconds=50.0, deadline=20.0)
+    assert bench.take() is due
+
+
+def test_a_sequence_with_output_is_due_as_one_without_a_prompt() -> None:
+    bench = Bench()
+    begun = bench.come("a", prompt_seconds=50.0)
+    bench.take()
+    begun.tokens.append(7)
+    bench.now = 1.0
+    bench.come("a")
+    bench.policy.add(begun, bench.now)
+    assert bench.take() is begun
+
+
+def test_prompts_of_other_tenants_take_turns_however_long_they_are() -> None:
+    bench = Bench()
+    for _ in range(10):
+        bench.come("short", prompt_seconds=0.1)
+    assert bench.until(bench.come("long", prompt_seconds=50.0)) <= 1
 
 
 def test_deadlines_of_one_tenant_do_not_delay_another() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.policy import FairPolicy, PolicySettings
 from scheduler_svc.core.policy.fair_class import CREDIT_TOKENS
+from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.request import Request, Sequence
 
 AGEING, HORIZON = 10.0, 15.0
@@ -120,7 +121,7 @@ class Account:
 
 def urgency(sequence: Sequence) -> tuple[float, float, int]:
     request = sequence.request
-    due = request.arrived_at + HORIZON
+    due = request.arrived_at + FIRST_TOKEN_FACTOR * sequence.prompt_seconds + HORIZON
     return (min(due, due if request.deadline is None else request.deadline), request.arrived_at, sequence.arrival)
 
 
@@ -129,6 +130,7 @@ REQUESTS = st.tuples(
     st.sampled_from([-7, 0, 1, 2**31 - 1]),
     st.sampled_from([0.5, 1.0, 2.0]),
     st.none() | st.integers(0, 40),
+    st.sampled_from([0.0, 0.5, 3.0]),
 )
 OPERATIONS = st.lists(
     st.one_of(
@@ -146,19 +148,20 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=300)
 @given(OPERATIONS)
-@example([("come", ("a", 0, 1.0, None)), ("serve", 0), ("come", ("b", 0, 1.0, None))])
+@example([("come", ("a", 0, 1.0, None, 0.0)), ("serve", 0), ("come", ("b", 0, 1.0, None, 0.0))])
 def test_order_is_that_of_the_account(operations: list[tuple[str, object]]) -> None:
     policy, account = FairPolicy(PolicySettings(AGEING, HORIZON)), Account()
     sequences: list[Sequence] = []
     now = 0.0
     for operation, value in operations:
         if isinstance(value, tuple):
-            tenant, priority, weight, time_left = value
+            tenant, priority, weight, time_left, prompt_seconds = value
             deadline = None if time_left is None else now + time_left
             request = Request(
                 "", [1], 1, 1, priority=priority, tenant=tenant, weight=weight, arrived_at=now, deadline=deadline
             )
-            sequences.append(Sequence(len(sequences), request, 0, len(sequences), [1]))
+            number = len(sequences)
+            sequences.append(Sequence(number, request, 0, number, [1], prompt_seconds=prompt_seconds))
             policy.add(sequences[-1], now)
             account.add(sequences[-1], now)
         elif operation == "pass":

@@ -1,0 +1,189 @@
+"""Of a tenant's requests the one whose first token is due first is admitted first: a short prompt does not wait for a
+long one that came shortly before.
+"""
+
+from typing import Any
+
+import pytest
+
+from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
+from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
+from scheduler_svc.core.policy.preemption import PreemptionMode
+from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequence
+from scheduler_svc.core.scheduler import Scheduler
+
+LONG = prompt(100 * BLOCK, 5000)  # 0.4 s at the bench's 1,000 tokens a second
+SHORT = prompt(2 * BLOCK, 9000)
+
+
+def busy(policy: str = "fair", **shape: Any) -> CoreBench:
+    """A bench whose step in flight computes a prompt; it is committed by `commit`."""
+    bench = CoreBench(policy=policy, **shape)
+    bench.submit("before", prompt(bench.replica.shape.max_step_tokens), 1)
+    bench.plan()
+    return bench
+
+
+def next_keys(bench: CoreBench) -> list[str]:
+    """The requests whose prompts the next step computes."""
+    bench.commit()
+    plan = bench.plan()
+    assert plan is not None
+    return keys(plan)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("fair", ["short", "long"]), ("priority", ["long"]), ("fcfs", ["long"])]
+)
+def test_a_short_prompt_goes_before_a_long_one_under_fair_only(policy: str, expected: list[str]) -> None:
+    bench = busy(policy)
+    bench.submit("long", LONG)
+    bench.now += 0.2
+    bench.submit("short", SHORT)
+    assert sorted(next_keys(bench), reverse=True) == expected
+
+
+def test_no_short_prompt_goes_before_a_long_one_that_came_long_before() -> None:
+    bench = busy(max_sequences=2)
+    [long] = bench.submit("long", LONG)
+    shorts: list[Sequence] = []
+    while long.phase is Phase.QUEUED:
+        bench.now += 0.06
+        shorts += bench.submit(f"short {bench.now}", prompt(20 * BLOCK, 20_000 + 100 * len(shorts)), 4)
+        bench.commit()
+        bench.plan()
+    least = FIRST_TOKEN_FACTOR * (long.prompt_seconds - shorts[0].prompt_seconds)
+    assert least > 1.0
+    assert {sequence.request.arrived_at < least for sequence in shorts if sequence.phase is Phase.ENDED} == {True}
+    assert {sequence.request.arrived_at < least for sequence in shorts if sequence.phase is Phase.QUEUED} == {False}
+
+
+def test_a_long_prompt_whose_prefix_is_cached_is_a_short_one() -> None:
+    bench = CoreBench(policy="fair")
+    bench.submit("cached", LONG, 1)
+    bench.run()
+    bench.submit("before", prompt(64), 1)
+    bench.plan()
+    bench.submit("another", prompt(50 * BLOCK, 9000))
+    bench.now += 0.1
+    [again] = bench.submit("again", [*LONG, 1])
+    assert again.prompt_seconds < 0.01
+    assert next_keys(bench)[0] == "again"
+
+
+def test_the_worker_with_most_of_a_prompt_says_how_long_it_takes() -> None:
+    bench = CoreBench(policy="fair")
+    other = bench.join()
+    bench.submit("cached", LONG, 1)
+    while "cached" in bench.scheduler.keys:
+        bench.step(at=other)
+    again, sibling = bench.submit("again", LONG, n=2)
+    assert again.prompt_seconds == pytest.approx(0.001), "the last token is computed again"
+    assert sibling.prompt_seconds == again.prompt_seconds
+    [new] = bench.submit("new", prompt(100, 20_000))
+    assert new.prompt_seconds == pytest.approx(0.1)
+
+
+def test_an_embedding_is_due_by_the_length_of_its_text() -> None:
+    bench = busy()
+    bench.submit_for_value("long", LONG)
+    bench.now += 0.2
+    bench.submit_for_value("short", SHORT)
+    assert next_keys(bench)[0] == "short"
+
+
+def test_without_a_worker_requests_keep_the_order_of_their_arrival() -> None:
+    scheduler = Scheduler(SchedulerLimits(policy="fair"))
+    for number, tokens in enumerate((LONG, SHORT)):
+        assert scheduler.submit(Request(f"{number}", tokens, 1, 4, arrived_at=0.0), 0.0) is None
+    waiting = scheduler.waiting
+    assert [waiting.num_ahead(scheduler.sequences(f"{number}")[0], 0, 0.0) for number in range(2)] == [0, 1]
+
+
+def test_a_request_that_an_earlier_scheduler_began_is_due_before_new_ones() -> None:
+    bench = busy()
+    begun = Request("begun", LONG, 1, 8, arrived_at=bench.now)
+    assert bench.scheduler.submit(begun, bench.now, [RestoredSequence([7, 7], False)]) is None
+    bench.now += 0.1
+    bench.submit("short", SHORT)
+    assert next_keys(bench) == ["begun"]
+
+
+@pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+def test_a_preempted_stream_does_not_wait_for_prompts_that_came_later(mode: PreemptionMode) -> None:
+    bench = CoreBench(policy="fair", preemption=mode, num_blocks=110, max_step_tokens=512)
+    [long] = bench.submit("long", LONG, 30)
+    bench.steps(2)
+    assert long.num_output > 0
+    bench.scheduler._preemptor.preempt(bench.replica, long)
+    while long.phase is Phase.PREEMPTED:
+        bench.step()
+    bench.now += 0.1
+    bench.submit("short", SHORT, 1)
+    assert "long" in tokens_of(bench.step())
+    bench.run()
+
+
+def with_running_prompt(policy: str = "fair", **shape: Any) -> CoreBench:
+    """A bench that has computed a part of a long prompt."""
+    bench = CoreBench(policy=policy, **shape)
+    bench.submit("long", LONG)
+    assert tokens_of(bench.step()) == {"long": 64}
+    return bench
+
+
+def test_a_long_prompt_that_runs_leaves_a_short_one_what_it_needs() -> None:
+    bench = with_running_prompt()
+    bench.submit("short", SHORT)
+    assert tokens_of(bench.step()) == {"long": 56, "short": 8}
+    bench.submit("as long as a step", prompt(64, 20_000))
+    assert tokens_of(bench.step()) == {"short": 1, "as long as a step": 63}
+    assert tokens_of(bench.step()) == {"short": 1, "as long as a step": 1, "long": 62}
+
+
+def test_a_long_prompt_that_runs_is_computed_before_what_is_due_later() -> None:
+    bench = with_running_prompt()
+    bench.now += FIRST_TOKEN_FACTOR * 0.4
+    bench.submit("short", SHORT)
+    assert tokens_of(bench.step()) == {"long": 64}
+
+
+def test_a_long_prompt_that_runs_leaves_nothing_to_one_without_room() -> None:
+    bench = with_running_prompt(max_sequences=1)
+    bench.submit("short", SHORT)
+    assert tokens_of(bench.step()) == {"long": 64}
+    bench = with_running_prompt(num_blocks=102)
+    bench.submit("short", prompt(3 * BLOCK, 9000))
+    assert tokens_of(bench.step()) == {"long": 64}
+
+
+def test_a_long_prompt_that_runs_leaves_half_of_a_step_to_another_tenant_whose_prompt_is_longer() -> None:
+    bench = with_running_prompt()
+    bench.submit("longer", prompt(150 * BLOCK, 9000), tenant="another")
+    assert tokens_of(bench.step()) == {"long": 32, "longer": 32}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_under_other_policies_a_prompt_that_runs_leaves_nothing_to_a_shorter_one(policy: str) -> None:
+    bench = with_running_prompt(policy)
+    bench.submit("short", SHORT)
+    assert tokens_of(bench.step()) == {"long": 64}
+
+
+def test_a_long_prompt_that_runs_leaves_nothing_for_tokens_that_are_cached() -> None:
+    bench = CoreBench(policy="fair")
+    cached = prompt(80 * BLOCK, 20_000)
+    bench.submit("cached", cached, 1)
+    bench.run()
+    bench.submit("long", LONG)
+    bench.step()
+    bench.submit("again", [*cached, 1, 2, 3])
+    assert tokens_of(bench.step()) == {"long": 61, "again": 3}
+
+
+def test_a_long_prompt_that_runs_leaves_nothing_to_one_that_waits_for_its_blocks() -> None:
+    bench = with_running_prompt()
+    bench.submit("same", LONG[: 50 * BLOCK])
+    assert tokens_of(bench.step()) == {"long": 64}
+    bench.run()
