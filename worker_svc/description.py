@@ -26,7 +26,7 @@ class WorkerLimits:
     max_indivisible_tokens: int = 0
     """Of a prompt that is computed in a step of its own, if that is more than `max_step_tokens`."""
     usual_step_tokens: int = 0
-    """That a step computes, or half of them if most sequences decode; 0: `max_step_tokens`."""
+    """Of a step: half of them while as many sequences decode as wait for their prompts. 0: `max_step_tokens`."""
 
     @property
     def max_sampled_rows(self) -> int:

@@ -75,8 +75,8 @@ class WorkerSettings(InnerSettings):
     max_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens that one step may compute; unset: 2048 on a GPU; on a CPU 256, 128 where most sequences "
-        "decode, and up to 512 beside decodes that take long",
+        description="tokens that one step may compute; unset: 2048 on a GPU; on a CPU 256, 128 while at least as "
+        "many sequences decode as wait for their prompts, and up to 512 beside decodes that take long",
     )
     max_sequences: int | None = Field(
         None,

@@ -20,7 +20,7 @@ from svc_common.supervisor.addresses import free_port
 
 CONTEXT_LENGTH = 2048
 SMALL_STEP_TOKENS = 256
-"""What a step of Quire computes on a processor while most sequences wait for their first tokens.
+"""What a step of Quire computes on a processor while few sequences decode.
 
 vLLM is measured with it too: its own default makes gaps between tokens longer.
 """

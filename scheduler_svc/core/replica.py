@@ -118,6 +118,12 @@ class Replica:
             return sequence in self.running or sequence in self.indivisible or sequence in self.isolated
         return sequence in self.swapped or self.pending_free.get(sequence.id) is sequence
 
+    def prompt_seconds(self, sequence: Sequence) -> float:
+        """How long a queued sequence's known tokens take here alone, but for those that are cached."""
+        num_known = len(sequence.tokens)
+        num_found = min(self.kv.num_cached_blocks(sequence) * self.shape.block_size, num_known - 1)
+        return self.costs.recompute_seconds(num_known - num_found, num_found)
+
     # Sequences are admitted.
 
     def admit(self, sequence: Sequence, hit: Hit) -> None:

@@ -30,7 +30,7 @@ class ReplicaShape:
     protocol: int = 1
     max_indivisible_tokens: int = 0  # of a prompt that is alone in its step, if that is more than max_step_tokens
     has_kv_in_host_memory: bool = False
-    usual_step_tokens: int = 0  # that a step computes, or half of it if most decode; 0: max_step_tokens
+    usual_step_tokens: int = 0  # of a step; half of them while many decode; 0: max_step_tokens
     results: Mapping[str, PromptComputation] = field(default_factory=lambda: {TOKENS.name: PromptComputation.CHUNKED})
 
     @property

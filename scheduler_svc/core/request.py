@@ -8,6 +8,8 @@ from scheduler_svc.core.account_limits import NO_LIMITS, AccountLimits
 from scheduler_svc.core.budgets import Charge
 from scheduler_svc.core.results import TOKENS, ResultForm, ResultKind
 
+FIRST_TOKEN_FACTOR = 4.0
+"""A first token is due so many times as long after the arrival of its request as the prompt takes alone."""
 STOP_STRING_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
 
 
@@ -204,7 +206,7 @@ class Sequence:
     num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
     num_cached_prompt_tokens: int | None = None  # found in the prefix cache when it was first admitted; for usage
     num_preemptions: int = 0
-    prompt_seconds: float = 0.0  # that its prompt takes alone, as predicted when its request came; 0: unknown
+    prompt_seconds: float = 0.0  # that its known tokens take alone, as predicted when it was last queued; 0: unknown
     waited: float = 0.0  # seconds that it has waited before it was last admitted
     waits_since: float | None = None  # on the driver's clock; None while it runs
     has_yielded: bool = False  # it waits because another one had a right to its slot or blocks
@@ -232,6 +234,11 @@ class Sequence:
     def order(self) -> tuple[int, float, int, int]:
         """Sort key on a replica: higher priority first, then earlier arrival."""
         return (-self.request.priority, self.request.arrived_at, self.arrival, self.index)
+
+    @property
+    def first_token_due(self) -> float:
+        """When its first token is due, in the driver's seconds; its arrival if it has any. Constant while it waits."""
+        return self.request.arrived_at + (0.0 if self.num_output else FIRST_TOKEN_FACTOR * self.prompt_seconds)
 
     @property
     def unit(self) -> "list[Sequence]":

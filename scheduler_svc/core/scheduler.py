@@ -78,7 +78,7 @@ class Scheduler:
         self._fair_preemption = FairPreemption(
             self.replicas, self.waiting, self.capacity, preemption, self._preemptor, shares_by_tenant=by_tenant
         )
-        self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, self.totals)
+        self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, turns, self.totals)
         self._isolated_runs = IsolatedRuns(self.poison, self.waiting, self._preemptor)
         self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs, self.budgets, searches, ids)
         self._committer = Committer(self._requests, self.waiting, BeamSearches(self._requests), self.totals)
@@ -91,7 +91,8 @@ class Scheduler:
         There is no prefill and no decode step. Each sequence has known tokens, and a step computes some of those that
         are not computed yet, within the budgets of tokens, sequences and blocks. Sequences with one token to compute go
         first, since they must not wait for prompts; then come chunks of prompts; with the rest of the budget, waiting
-        sequences are admitted, also to other replicas (see `take_placed`).
+        sequences are admitted, also to other replicas (see `take_placed`). Those whose first tokens are due before
+        those of the prompts that run are admitted before these go on.
         """
         self.waiting.now = now
         is_idle = not (replica.has_work or self.num_queued)
@@ -115,6 +116,7 @@ class Scheduler:
             head = self._fair_preemption.make_way(replica)
             indivisible.begin_with_due(step)
             self._running.add_decodes(step)
+            self._admitter.admit_before_running(step)
             self._running.add_prompt_chunks(step, head)
             indivisible.add_fitting(step)
             self._admitter.admit(step)
@@ -279,9 +281,6 @@ class Scheduler:
         if not sequences:
             return None
         first, *siblings = sequences
-        prompt_seconds = self.placement.prompt_seconds(first)
-        for sequence in sequences:
-            sequence.prompt_seconds = prompt_seconds
         self.waiting.add(first)
         for sibling in siblings:
             self.waiting.wait_for_prefix(first, len(request.prompt), sibling)

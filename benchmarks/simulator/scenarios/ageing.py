@@ -14,7 +14,7 @@ from benchmarks.simulator.request_record import RequestRecord
 from benchmarks.simulator.scenarios.scenario import Scenario, Target, outcome
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.synthetic import ArrivalStream, Lengths
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
+from scheduler_svc.core.request import FIRST_TOKEN_FACTOR
 
 POLICIES = ("fcfs", "priority", "fair")
 NUM_REQUESTS = 100_000

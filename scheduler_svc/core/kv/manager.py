@@ -119,6 +119,10 @@ class KVManager:
         """What the prefix cache holds of a sequence."""
         return self._prefixes.match(sequence)
 
+    def num_cached_blocks(self, sequence: Sequence) -> int:
+        """How many leading blocks of a sequence the prefix cache holds."""
+        return self._prefixes.num_cached_blocks(sequence)
+
     def reuse(self, sequence: Sequence, hit: Hit) -> None:
         """Starts a sequence's table with the blocks of a hit. There is room."""
         self.device.pool.share(hit.device_ids)

@@ -69,6 +69,22 @@ class PrefixCache:
         producer, num_blocks = computing
         return Hit(device_ids, host_ids, pending_prefix=PendingPrefix(producer, num_blocks * size))
 
+    def num_cached_blocks(self, sequence: Sequence) -> int:
+        """How many leading blocks are cached on either tier. Hashes one block more, or twice as many as were found."""
+        shape, request = self._shape, sequence.request
+        if shape.is_without_kv(request) or shape.is_indivisible(request) or sequence.needs_prompt_logprobs:
+            return 0
+        num_found, num_full = 0, len(sequence.tokens) // shape.block_size
+        while num_found < num_full:
+            num_tried = min(num_full, 2 * num_found + 1)
+            self.extend_hashes(sequence, num_tried)
+            hashes = sequence.block_hashes[:num_tried]
+            num_found += len(self._device.index.match(hashes, sequence.tokens, num_found))
+            num_found += len(self._host.index.match(hashes, sequence.tokens, num_found))
+            if num_found < num_tried:
+                break
+        return num_found
+
     def _reusable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the leading blocks that may come from the cache: not those whose computation returns something."""
         if self._shape.is_indivisible(sequence.request):

@@ -7,6 +7,7 @@ from scheduler_svc.core.kv.prefix_cache import Hit
 from scheduler_svc.core.planning import indivisible
 from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.preemptor import Preemptor
+from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.step_builder import StepBuilder
 from scheduler_svc.core.policy.placement import Placement, PlacementOffer
 from scheduler_svc.core.policy.waiting import WaitingSequences
@@ -26,12 +27,14 @@ class Admitter:
         placement: Placement,
         capacity: Capacity,
         preemptor: Preemptor,
+        turns: PromptTurns,
         totals: Totals,
     ) -> None:
         self._waiting = waiting
         self._placement = placement
         self._capacity = capacity
         self._preemptor = preemptor
+        self._turns = turns
         self._totals = totals
 
     def admit(self, step: StepBuilder) -> None:
@@ -39,6 +42,15 @@ class Admitter:
 
         Those that come to this replica are computed in this step, as far as its budget goes.
         """
+        self._admit(step, before_running=False)
+
+    def admit_before_running(self, step: StepBuilder) -> None:
+        """Admits those that are computed before the prompts that run."""
+        head = self._waiting.head(step.replica) if len(self._waiting.policy) else None
+        if head is not None and self._turns.goes_first(head, step.replica):
+            self._admit(step, before_running=True)
+
+    def _admit(self, step: StepBuilder, *, before_running: bool) -> None:
         if not step.budget or step.is_closed:
             return
         replica = step.replica
@@ -47,6 +59,8 @@ class Admitter:
         while step.budget and not step.is_closed and num_prefix_waits < MAX_PREFIX_WAITS:
             head = self._waiting.head(replica)
             if head is None or not self._may_enter(replica, head):
+                return
+            if before_running and not self._turns.goes_first(head, replica):
                 return
             if head.swapped_kv is not None:
                 at = self._resume(replica, head)
@@ -64,7 +78,7 @@ class Admitter:
                 self._waiting.accounts.note_admitted(head, at.shape, self._waiting.now)
                 for sequence in head.unit:
                     self._compute(step, at, sequence)
-            elif step.scheduled or not self._preemptor.clear_deadlock(replica, head):
+            elif before_running or step.scheduled or not self._preemptor.clear_deadlock(replica, head):
                 return
 
     def _may_enter(self, replica: Replica, head: Sequence) -> bool:

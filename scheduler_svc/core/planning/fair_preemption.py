@@ -73,12 +73,9 @@ class FairPreemption:
             return None
         if head.swapped_kv is not None and head.is_leaving:
             return None
-        lacks_slots = self._lacks_slots(replica, head)
         if not self._may_claim(replica, head):
-            if lacks_slots:
-                return self._make_way_behind(replica, head)
-            return head if self._num_missing_blocks(replica, head) <= 0 else None
-        if not lacks_slots:
+            return self._make_way_behind(replica, head)
+        if not self._lacks_slots(replica, head):
             num_kept = self._capacity.for_new_requests.left_by_all(replica)
             if self._num_missing_blocks(replica, head) + num_kept <= 0:
                 return head

@@ -5,14 +5,15 @@ from weakref import WeakKeyDictionary
 
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.request import Sequence
+from scheduler_svc.core.request import Phase, Sequence
 
 
 class PromptTurns:
     """Counts the prompt tokens that each tenant's running prompts were given in steps, by weight.
 
     The tenant with the smallest count is next. One whose first prompt starts begins at the smallest count, so it waits
-    for one turn of each other tenant at most. Of a tenant's prompts in a class the one that is due first is next.
+    for one turn of each other tenant at most. Of a tenant's prompts in a class, the one whose first token is due first
+    is next.
     """
 
     def __init__(self, waiting: WaitingSequences, *, shares_by_tenant: bool) -> None:
@@ -30,7 +31,25 @@ class PromptTurns:
         known = self._counts.get(replica, {})
         least = min((known[tenant] for tenant in tenants if tenant in known), default=0.0)
         counts = self._counts[replica] = {tenant: known.get(tenant, least) for tenant in tenants}
-        return sorted(prompts, key=lambda s: (self._rank(s), counts[s.request.tenant], self._waiting.urgency(s)))
+        rank, now = self._waiting.policy.effective_priority, self._waiting.now
+        return sorted(prompts, key=lambda s: (-rank(s, now), counts[s.request.tenant], s.first_token_due))
+
+    def goes_first(self, head: Sequence, replica: Replica) -> bool:
+        """Whether a queued sequence is computed before all prompts that run on a replica.
+
+        They are of its tenant and of no higher class, their first tokens are due later, and they take longer.
+        """
+        if not self._shares_by_tenant or head.phase is not Phase.QUEUED or replica.shape.is_indivisible(head.request):
+            return False
+        prompts = [sequence for sequence in replica.running if sequence.is_prefill and sequence.is_plannable]
+        return bool(prompts) and all(self._precedes(head, sequence, replica) for sequence in prompts)
+
+    def _precedes(self, head: Sequence, running: Sequence, replica: Replica) -> bool:
+        if head.request.tenant != running.request.tenant or head.first_token_due >= running.first_token_due:
+            return False
+        rank, now = self._waiting.policy.effective_priority, self._waiting.now
+        left = replica.costs.recompute_seconds(running.num_uncomputed, running.num_computed)
+        return head.prompt_seconds < left and rank(head, now) >= rank(running, now)
 
     def charge(self, replica: Replica, sequence: Sequence, num_tokens: int) -> None:
         """A step computes so many tokens of a prompt."""
@@ -38,37 +57,15 @@ class PromptTurns:
         if counts is not None:
             counts[sequence.request.tenant] += num_tokens / sequence.request.weight
 
-    def num_left_to(self, head: Sequence, replica: Replica, prompts: Seq[Sequence], budget: int) -> int:
+    def num_left_to(self, head: Sequence, prompts: Seq[Sequence], budget: int) -> int:
         """Tokens of a step's budget that running prompts leave to a sequence that can be admitted now.
 
-        All that it needs if it precedes all of them in the order of its tenant. Up to half of them if its tenant has no
-        running prompt, or its class is higher than those of all running ones. None if it will wait for a prefix.
+        Up to half of them if its tenant has no running prompt, or its class is higher than those of all running ones.
         """
         if not prompts:
             return 0
-        tenant, outranks, now = head.request.tenant, self._waiting.policy.outranks, self._waiting.now
-        is_new = self._shares_by_tenant and all(s.request.tenant != tenant for s in prompts)
+        is_new = self._shares_by_tenant and all(s.request.tenant != head.request.tenant for s in prompts)
+        outranks, now = self._waiting.policy.outranks, self._waiting.now
         is_higher = all(outranks(head, sequence, now) for sequence in prompts)
-        precedes = self._shares_by_tenant and all(
-            s.request.tenant == tenant and self._precedes(head, s) for s in prompts
-        )
-        if not (is_new or is_higher or precedes):
-            return 0
-        return min(self._num_to_compute(head, replica), budget if precedes else budget // 2)
-
-    def _num_to_compute(self, head: Sequence, replica: Replica) -> int:
-        """Tokens that a replica computes of a sequence once it has admitted it."""
-        if head.swapped_kv is not None:
-            return head.num_known - head.swapped_kv.num_tokens
-        hit = replica.kv.match(head)
-        pending = hit.pending_prefix
-        if pending is not None and not self._waiting.policy.outranks(head, pending.producer, self._waiting.now):
-            return 0
-        return max(1, head.num_known - hit.num_full * replica.shape.block_size)
-
-    def _precedes(self, one: Sequence, other: Sequence) -> bool:
-        """Of two sequences of a tenant in the same class."""
-        return self._rank(one) == self._rank(other) and self._waiting.urgency(one) < self._waiting.urgency(other)
-
-    def _rank(self, sequence: Sequence) -> int:
-        return -self._waiting.policy.effective_priority(sequence, self._waiting.now)
+        num_uncomputed = head.num_known - (head.swapped_kv.num_tokens if head.swapped_kv is not None else 0)
+        return min(num_uncomputed, budget // 2) if is_new or is_higher else 0

@@ -7,11 +7,10 @@ from scheduler_svc.core.planning.new_request_reserve import NewRequestReserve
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.step_builder import StepBuilder, is_long
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.request import Phase, Sequence
+from scheduler_svc.core.request import FIRST_TOKEN_FACTOR, Phase, Sequence
 
 _LIMITED_PROMPTS = 0.05  # how much longer than a step of decodes one with limited prompts may take
 
@@ -55,8 +54,8 @@ class RunningPlanner:
             if sequence.has_budget and step.can_send(sequence):
                 step.add(sequence, 1)
         decode_seconds = replica.costs.step_seconds(0, len(decodes)) if decodes else 0.0
-        num_waiting = len(self._waiting) + sum(sequence.is_prefill for sequence in replica.running)
-        step.limit_prompts(decode_seconds, most_decode=len(decodes) >= num_waiting)
+        num_prompts = self._waiting.num_on_each + sum(sequence.is_prefill for sequence in replica.running)
+        step.limit_prompts(decode_seconds, many_decode=len(decodes) >= num_prompts)
         share = self._share_due_to_long_prompts(replica) if decodes else 1.0
         if share < 1.0:
             step.limit_long_prompts(max(self._limits.gap_factor - 1, share / (1 - share)) * decode_seconds)
@@ -70,15 +69,17 @@ class RunningPlanner:
     def add_prompt_chunks(self, step: StepBuilder, head: Sequence | None = None) -> None:
         """Adds the sequences with several tokens to compute, as far as the budget and the blocks go.
 
-        Classes go in order, within a class tenants take turns, and of a tenant's prompts the one that is due first goes
-        first. A `head` of the queue that can be admitted now has a turn like those that run: half of the budget is left
-        to it, or all that it needs if it is due first.
+        Classes go in order, within a class tenants take turns, and of a tenant's prompts the one whose first token is
+        due first goes first. A `head` of the queue that can be admitted now has a turn like those that run: half of the
+        budget is left to it.
         """
         if step.is_closed:
             return
         kv = step.replica.kv
-        prompts = [s for s in step.replica.running if s.is_prefill and s.is_plannable]
-        num_left = self._turns.num_left_to(head, step.replica, prompts, step.budget) if head is not None else 0
+        begun = {part.sequence for part in step.scheduled if part.num_tokens > 1}
+        prompts = [s for s in step.replica.running if s.is_prefill and s.is_plannable and s not in begun]
+        is_waiting = head is not None and head.phase in (Phase.QUEUED, Phase.SWAPPED)
+        num_left = self._turns.num_left_to(head, prompts, step.budget) if head is not None and is_waiting else 0
         for sequence in self._turns.order(step.replica, prompts):
             if step.budget <= num_left:
                 break

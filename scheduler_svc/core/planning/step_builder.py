@@ -65,15 +65,15 @@ class StepBuilder:
         """Halves what is left of the budget of tokens, but not below one."""
         self.budget = -(-self.budget // 2)
 
-    def limit_prompts(self, decode_seconds: float, *, most_decode: bool) -> None:
-        """Leaves prompts what makes a step as large as usual. It may be half as large, or larger.
+    def limit_prompts(self, decode_seconds: float, *, many_decode: bool) -> None:
+        """Leaves prompts the usual tokens of a step, or half of them, or more beside decodes that take long.
 
-        The decodes of a step wait for its prompts. Half of the usual tokens are computed almost as fast, so a step has
-        no more than those where sequences that decode are not fewer than those that wait for first tokens
-        (`most_decode`). Each step computes all decodes anew, though: where they take long, the fewer steps it takes to
-        compute the prompts that wait, the sooner their first tokens are there. Where prompts take most of the device's
-        time, twice the time of the decodes is too little, and they would queue up: so a step may compute more of them
-        than come on average while its decodes are computed.
+        The decodes of a step wait for its prompts, and half of the usual tokens are computed at almost the same rate:
+        half are enough while as many sequences decode as wait for their prompts (`many_decode`). But each step computes
+        all decodes anew. Where they take long, the fewer steps it takes to compute the prompts that wait, the sooner
+        their first tokens are there. Where prompts take most of the device's time, twice the time of the decodes is too
+        little, and they would queue up: so a step may compute more of them than come on average while its decodes are
+        computed.
         """
         shape, costs = self.replica.shape, self.replica.costs
         usual = shape.usual_step_tokens
@@ -83,7 +83,7 @@ class StepBuilder:
         tokens_per_second = usual / costs.recompute_seconds(usual)
         factor = min(max(_LEAST_FACTOR, _HEADROOM * costs.prompt_factor), _MOST_FACTOR)
         fitting = int(factor * decode_seconds * tokens_per_second)
-        least = usual // 2 if most_decode else usual
+        least = usual // 2 if many_decode else usual
         self.budget = min(self.budget, max(least - self.num_tokens, fitting))
 
     def limit_long_prompts(self, seconds: float) -> None:

@@ -6,8 +6,8 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 
 from scheduler_svc.core.policy.fair_class import FairClass
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR, OrderKey, PolicySettings, Urgency, arrival_order
-from scheduler_svc.core.policy.tenants import TenantQueues
+from scheduler_svc.core.policy.order import OrderKey, PolicySettings, arrival_order
+from scheduler_svc.core.policy.tenants import TenantQueues, Urgency
 from scheduler_svc.core.request import Sequence
 
 MAX_CLASSES = 16  # classes in use; beyond that a new priority counts as the next lower class in use, or the lowest
@@ -29,11 +29,10 @@ class FairPolicy:
     tenant that enters a class starts at the smallest counter there, or at its own if that is larger. So a long queue of
     one tenant delays no other tenant of its class: a single request waits for one turn of each of them.
 
-    *Within a tenant* the earliest deadline is first. A request is due deadline_horizon after its first token at the
-    latest, and that is due FIRST_TOKEN_FACTOR times as long after its arrival as its prompt takes alone: so a short
-    prompt does not wait for a long one that came shortly before. In the highest class no request of its tenant that
-    arrived later by more than both is admitted before it. Of the requests that rose from one class, the oldest is
-    first.
+    *Within a tenant* the request that is due first is first: at its deadline, or deadline_horizon after its first token
+    is due. So a short prompt does not wait for a long one that came shortly before. In the highest class a request is
+    admitted before all of its tenant that arrive later than it is due without a deadline. Of the requests that rose
+    from one class, the oldest is first; it is compared with others as if it had no prompt.
 
     All methods but `position` take O(log n) amortized for each class in use.
     """
@@ -64,7 +63,7 @@ class FairPolicy:
         own.used_at = self._now
         tenant = self._tenant(sequence.request.tenant)
         self._waiting[sequence] = own
-        tenant.add(own.priority, sequence, self.urgency(sequence))
+        tenant.add(own.priority, sequence, self._urgency(sequence))
         for other in self._classes[own.rank :]:
             if tenant not in other:
                 self._update_turn(tenant, other)
@@ -91,15 +90,6 @@ class FairPolicy:
         """Of each tenant in the highest class, the sequence to admit next, in the order of the tenants' turns."""
         top = self._top_at(now)
         return (self._candidate(tenant, top) for tenant in top.turns()) if top is not None else iter(())
-
-    def urgency(self, sequence: Sequence) -> Urgency:
-        request = sequence.request
-        due = request.arrived_at + self._horizon
-        if not sequence.num_output:
-            due += FIRST_TOKEN_FACTOR * sequence.prompt_seconds
-        if request.deadline is not None:
-            due = min(due, request.deadline)
-        return (due, *arrival_order(sequence))
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         request = sequence.request
@@ -133,7 +123,7 @@ class FairPolicy:
         """Whether a queued sequence is admitted before another one that counts in the same class."""
         one, two, at = sequence.request.tenant, other.request.tenant, self._effective_class(sequence)
         if one == two or at is None:
-            return self.urgency(sequence) < self.urgency(other)
+            return self._urgency_of_risen(sequence) < self._urgency_of_risen(other)
         return at.counter(self._tenant(one)) < at.counter(self._tenant(two))
 
     def debt(self, tenant: str, priority: int | None = None) -> float:
@@ -161,17 +151,29 @@ class FairPolicy:
 
     # Order.
 
+    def _urgency(self, sequence: Sequence) -> Urgency:
+        return self._due(sequence, sequence.first_token_due)
+
+    def _urgency_of_risen(self, sequence: Sequence) -> Urgency:
+        """Of one that has waited long: its prompt does not matter, since it holds back others that came after it."""
+        return self._due(sequence, sequence.request.arrived_at)
+
+    def _due(self, sequence: Sequence, first_token_due: float) -> Urgency:
+        due, deadline = first_token_due + self._horizon, sequence.request.deadline
+        return (due if deadline is None else min(due, deadline), *arrival_order(sequence))
+
     def _rises_at(self, sequence: Sequence, num_classes: int) -> float:
         return sequence.ages_from + num_classes * self._ageing_seconds
 
     def _candidate(self, tenant: TenantQueues, top: FairClass) -> Sequence:
         """The sequence of a tenant with a turn: the most urgent of the class and of those that rose to it."""
         best = tenant.most_urgent(top.priority)
+        urgency = None if best is None else self._urgency(best)
         for priority, oldest in tenant.oldest_below(top.priority):
-            if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now and (
-                best is None or self.urgency(oldest) < self.urgency(best)
-            ):
-                best = oldest
+            if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now:
+                other = self._urgency_of_risen(oldest)
+                if urgency is None or other < urgency:
+                    best, urgency = oldest, other
         assert best is not None, "a tenant has a turn but no sequence"
         return best
 
@@ -218,7 +220,11 @@ class FairPolicy:
 
     def _turns_of(self, queues: dict[str, list[Sequence]], at: FairClass) -> list[Sequence]:
         """The queued sequences of a class, by tenant, in the order of their turns."""
-        left = {name: sorted(queue, key=self.urgency, reverse=True) for name, queue in queues.items()}
+
+        def urgency(sequence: Sequence) -> Urgency:
+            return (self._urgency if self._waiting[sequence] is at else self._urgency_of_risen)(sequence)
+
+        left = {name: sorted(queue, key=urgency, reverse=True) for name, queue in queues.items()}
         turns = [(at.turn(self._tenants[name]), name) for name in left]
         heapify(turns)
         order: list[Sequence] = []

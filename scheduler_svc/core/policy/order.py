@@ -6,20 +6,11 @@ from typing import Protocol, runtime_checkable
 
 from scheduler_svc.core.request import Sequence
 
-FIRST_TOKEN_FACTOR = 4.0
-"""A first token is due so many times as long after its request came, or was admitted, as the prompt takes alone."""
 OrderKey = tuple[float, float, float, int, int]
 """The running sequence with the largest key is preempted first.
 
 Class (negated: a lower one is larger), its tenant's debt in weighted tokens, arrival in monotonic seconds, number of
 its request, index within the request.
-"""
-
-
-Urgency = tuple[float, float, int, int]
-"""Of a tenant's sequences in a class the one with the smallest is first.
-
-When it is due and when it arrived, in monotonic seconds; number of its request, index within the request.
 """
 
 
@@ -93,9 +84,6 @@ class TenantTurns(Protocol):
 
         The queue must not change meanwhile.
         """
-
-    def urgency(self, sequence: Sequence) -> Urgency:
-        """The order of a tenant's sequences of one class."""
 
 
 def arrival_order(sequence: Sequence) -> tuple[float, int, int]:

@@ -125,19 +125,6 @@ class Placement:
         usable = (offer for offer in offers if offer.has_room or offer.pending_prefix)
         return min(chain((own,), usable), key=lambda offer: self._rank(offer, sequence, num_output))
 
-    def prompt_seconds(self, sequence: Sequence) -> float:
-        """Seconds for the known tokens of a queued sequence alone, on the replica where that is shortest.
-
-        Tokens that are cached there take no time. 0 if no replica computes it.
-        """
-        replicas = [replica for replica in self._replicas[: MAX_OTHERS + 1] if replica.shape.computes(sequence.request)]
-        return min((self._seconds_alone(replica, sequence) for replica in replicas), default=0.0)
-
-    def _seconds_alone(self, replica: Replica, sequence: Sequence) -> float:
-        num_known, num_found = len(sequence.tokens), replica.kv.match(sequence).num_full * replica.shape.block_size
-        num_found = min(num_found, num_known - 1)
-        return self._costs(replica, 1).recompute_seconds(num_known - num_found, num_found)
-
     def _others(self, asks: Replica) -> Iterator[Replica]:
         """The replicas after the one that asks, round robin. One with sequences of its own that wait for room takes no
         others.

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from scheduler_svc.core.lazy_heap import LazyHeap
-from scheduler_svc.core.policy.order import Urgency, arrival_order
+from scheduler_svc.core.policy.order import arrival_order
 from scheduler_svc.core.request import Sequence
 
+Urgency = tuple[float, float, int, int]
 Arrival = tuple[float, int, int]
 
 

@@ -1,13 +1,16 @@
 """The sequences that wait for a replica: in the policy's queue, or for a prefix that another sequence computes."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.policy.account_gate import AccountGate
-from scheduler_svc.core.policy.order import Policy, TenantTurns, Urgency, arrival_order
+from scheduler_svc.core.policy.order import Policy, TenantTurns
 from scheduler_svc.core.policy.prefix_waiters import PrefixWaiters
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
+
+_MOST_REPLICAS = 32  # that are asked how long a prompt takes
 
 
 class WaitingSequences:
@@ -20,6 +23,7 @@ class WaitingSequences:
         self.admission = admission
         self.prefix_waiters = PrefixWaiters()
         self.now = 0.0  # the driver's clock, as of its last call
+        self._replicas = replicas
         self._turns = policy if isinstance(policy, TenantTurns) else None
         self._put_first: dict[Replica, Sequence] = {}
 
@@ -31,7 +35,19 @@ class WaitingSequences:
         if sequence.phase is not Phase.QUEUED:
             sequence.set_phase(Phase.QUEUED)
         self.admission.enter(sequence.request)
+        if self._turns is not None and not sequence.num_output:
+            sequence.prompt_seconds = self._prompt_seconds(sequence)
         self.accounts.add(sequence, self.now)
+
+    def _prompt_seconds(self, sequence: Sequence) -> float:
+        """How long the prompt of a sequence takes alone, where that is shortest; 0 if no replica computes it."""
+        able = (each for each in self._replicas if each.admits and each.shape.computes(sequence.request))
+        return min((each.prompt_seconds(sequence) for each in islice(able, _MOST_REPLICAS)), default=0.0)
+
+    @property
+    def num_on_each(self) -> float:
+        """How many sequences in the policy's queue wait for each replica that admits some."""
+        return len(self.policy) / max(1, sum(replica.admits for replica in self._replicas))
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out of the queue."""
@@ -82,10 +98,6 @@ class WaitingSequences:
             for sequence in self._turns.turns(self.now):
                 if self.accounts.may_go(sequence, replica.shape):
                     yield sequence
-
-    def urgency(self, sequence: Sequence) -> Urgency:
-        """Sort key of a tenant's sequences of one class, whether they wait or run: the first is computed first."""
-        return (0.0, *arrival_order(sequence)) if self._turns is None else self._turns.urgency(sequence)
 
     def put_first(self, replica: Replica, sequence: Sequence) -> None:
         """Has a replica admit a queued sequence next: what it needs has been taken for it."""

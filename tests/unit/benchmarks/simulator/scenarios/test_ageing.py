@@ -10,7 +10,7 @@ from benchmarks.simulator.prompts import Script
 from benchmarks.simulator.request_record import RequestRecord, TenantUsage
 from benchmarks.simulator.scenarios import ageing
 from benchmarks.simulator.scenarios.ageing import worst_overtaking
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
+from scheduler_svc.core.request import FIRST_TOKEN_FACTOR
 
 
 def record(

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
+from core_bench import BLOCK, EMBEDDING, SHAPE, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.policy.preemption import PreemptionMode
-from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequence
+from scheduler_svc.core.request import FIRST_TOKEN_FACTOR, Phase, Request, RestoredSequence, Sequence
+from scheduler_svc.core.results import PromptComputation
 from scheduler_svc.core.scheduler import Scheduler
 
 LONG = prompt(100 * BLOCK, 5000)  # 0.4 s at the bench's 1,000 tokens a second
@@ -72,17 +72,31 @@ def test_a_long_prompt_whose_prefix_is_cached_is_a_short_one() -> None:
     assert next_keys(bench)[0] == "again"
 
 
-def test_the_worker_with_most_of_a_prompt_says_how_long_it_takes() -> None:
+def test_the_worker_with_most_of_a_prompt_says_how_long_it_takes_unless_it_is_given_nothing_more() -> None:
     bench = CoreBench(policy="fair")
     other = bench.join()
     bench.submit("cached", LONG, 1)
     while "cached" in bench.scheduler.keys:
         bench.step(at=other)
-    again, sibling = bench.submit("again", LONG, n=2)
+    [again] = bench.submit("again", LONG)
     assert again.prompt_seconds == pytest.approx(0.001), "the last token is computed again"
-    assert sibling.prompt_seconds == again.prompt_seconds
     [new] = bench.submit("new", prompt(100, 20_000))
     assert new.prompt_seconds == pytest.approx(0.1)
+    other.is_retired = True
+    [once_more] = bench.submit("once more", LONG)
+    assert once_more.prompt_seconds == pytest.approx(0.4)
+
+
+def test_what_waited_for_a_prefix_has_only_the_rest_of_its_prompt_to_compute() -> None:
+    bench = CoreBench(policy="fair", max_step_tokens=128)
+    bench.submit("question 1", [*LONG, 1])
+    bench.step()
+    [second] = bench.submit("question 2", [*LONG, 2])
+    [_, choice] = bench.submit("choices", prompt(40, 20_000), n=2)
+    while choice.phase is not Phase.RUNNING or second.phase is not Phase.RUNNING:
+        bench.step()
+    assert second.prompt_seconds == pytest.approx(0.001)
+    assert choice.prompt_seconds == pytest.approx(0.001)
 
 
 def test_an_embedding_is_due_by_the_length_of_its_text() -> None:
@@ -125,6 +139,9 @@ def test_a_preempted_stream_does_not_wait_for_prompts_that_came_later(mode: Pree
     bench.run()
 
 
+# Prompts that run.
+
+
 def with_running_prompt(policy: str = "fair", **shape: Any) -> CoreBench:
     """A bench that has computed a part of a long prompt."""
     bench = CoreBench(policy=policy, **shape)
@@ -133,23 +150,37 @@ def with_running_prompt(policy: str = "fair", **shape: Any) -> CoreBench:
     return bench
 
 
-def test_a_long_prompt_that_runs_leaves_a_short_one_what_it_needs() -> None:
+def test_short_prompts_are_computed_before_a_long_one_that_runs() -> None:
     bench = with_running_prompt()
-    bench.submit("short", SHORT)
-    assert tokens_of(bench.step()) == {"long": 56, "short": 8}
-    bench.submit("as long as a step", prompt(64, 20_000))
-    assert tokens_of(bench.step()) == {"short": 1, "as long as a step": 63}
-    assert tokens_of(bench.step()) == {"short": 1, "as long as a step": 1, "long": 62}
+    for number in range(4):
+        bench.submit(f"{number}", prompt(2 * BLOCK, 20_000 + 100 * number), 1)
+    assert tokens_of(bench.step()) == {"0": 8, "1": 8, "2": 8, "3": 8, "long": 32}
+    bench.submit("as long as a step", prompt(64, 30_000))
+    assert tokens_of(bench.step()) == {"as long as a step": 64}
+    assert tokens_of(bench.step()) == {"as long as a step": 1, "long": 63}
 
 
-def test_a_long_prompt_that_runs_is_computed_before_what_is_due_later() -> None:
+def test_a_prompt_that_runs_goes_on_before_what_is_due_later() -> None:
     bench = with_running_prompt()
     bench.now += FIRST_TOKEN_FACTOR * 0.4
     bench.submit("short", SHORT)
     assert tokens_of(bench.step()) == {"long": 64}
 
 
-def test_a_long_prompt_that_runs_leaves_nothing_to_one_without_room() -> None:
+def test_a_deadline_does_not_stop_a_prompt_that_runs() -> None:
+    bench = with_running_prompt()
+    bench.submit("hasty", prompt(99 * BLOCK, 20_000), deadline=bench.now + 2.0)
+    assert tokens_of(bench.step()) == {"long": 64}
+
+
+def test_a_prompt_that_runs_goes_on_before_one_that_takes_longer_than_its_rest() -> None:
+    bench = with_running_prompt()
+    bench.steps(4)
+    bench.submit("shorter than the whole", prompt(30 * BLOCK, 20_000))
+    assert tokens_of(bench.step()) == {"long": 64}
+
+
+def test_a_prompt_that_runs_goes_on_while_a_shorter_one_has_no_room() -> None:
     bench = with_running_prompt(max_sequences=1)
     bench.submit("short", SHORT)
     assert tokens_of(bench.step()) == {"long": 64}
@@ -158,20 +189,22 @@ def test_a_long_prompt_that_runs_leaves_nothing_to_one_without_room() -> None:
     assert tokens_of(bench.step()) == {"long": 64}
 
 
-def test_a_long_prompt_that_runs_leaves_half_of_a_step_to_another_tenant_whose_prompt_is_longer() -> None:
+def test_a_prompt_that_runs_goes_on_while_a_shorter_one_is_admitted_by_another_worker() -> None:
     bench = with_running_prompt()
-    bench.submit("longer", prompt(150 * BLOCK, 9000), tenant="another")
-    assert tokens_of(bench.step()) == {"long": 32, "longer": 32}
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_under_other_policies_a_prompt_that_runs_leaves_nothing_to_a_shorter_one(policy: str) -> None:
-    bench = with_running_prompt(policy)
-    bench.submit("short", SHORT)
+    other = bench.join()
+    [short] = bench.submit("short", SHORT)
     assert tokens_of(bench.step()) == {"long": 64}
+    assert short in other.running
 
 
-def test_a_long_prompt_that_runs_leaves_nothing_for_tokens_that_are_cached() -> None:
+def test_a_prompt_that_runs_goes_on_while_a_shorter_one_waits_for_its_blocks() -> None:
+    bench = with_running_prompt()
+    bench.submit("same", LONG[: 50 * BLOCK])
+    assert tokens_of(bench.step()) == {"long": 64}
+    bench.run()
+
+
+def test_a_prompt_that_runs_is_given_what_the_cached_part_of_another_one_does_not_take() -> None:
     bench = CoreBench(policy="fair")
     cached = prompt(80 * BLOCK, 20_000)
     bench.submit("cached", cached, 1)
@@ -182,8 +215,30 @@ def test_a_long_prompt_that_runs_leaves_nothing_for_tokens_that_are_cached() -> 
     assert tokens_of(bench.step()) == {"long": 61, "again": 3}
 
 
-def test_a_long_prompt_that_runs_leaves_nothing_to_one_that_waits_for_its_blocks() -> None:
-    bench = with_running_prompt()
-    bench.submit("same", LONG[: 50 * BLOCK])
+def test_a_prompt_that_runs_goes_on_before_indivisible_ones() -> None:
+    results = {**SHAPE.results, EMBEDDING.name: PromptComputation.INDIVISIBLE}
+    bench = with_running_prompt(results=results)
+    bench.submit_for_value("text", SHORT)
     assert tokens_of(bench.step()) == {"long": 64}
-    bench.run()
+
+
+def test_a_prompt_that_runs_shares_a_step_with_another_tenant_however_long_that_one_is() -> None:
+    bench = with_running_prompt()
+    bench.submit("longer", prompt(150 * BLOCK, 9000), tenant="another")
+    assert tokens_of(bench.step()) == {"long": 32, "longer": 32}
+    bench.submit("short", SHORT)
+    assert tokens_of(bench.step()) == {"long": 64}, "it is the turn of this tenant, and its order of arrival"
+
+
+def test_of_prompts_that_run_the_one_that_is_due_first_goes_on() -> None:
+    bench = with_running_prompt()
+    bench.submit("shorter", prompt(60 * BLOCK, 20_000))
+    assert tokens_of(bench.step()) == {"shorter": 64}
+    assert tokens_of(bench.step()) == {"shorter": 64}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_under_other_policies_a_prompt_that_runs_goes_on_before_a_shorter_one(policy: str) -> None:
+    bench = with_running_prompt(policy)
+    bench.submit("short", SHORT)
+    assert tokens_of(bench.step()) == {"long": 64}

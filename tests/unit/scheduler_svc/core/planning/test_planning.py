@@ -8,9 +8,8 @@ import pytest
 from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.step_builder import LONG_PROMPT
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.policy.preemption import PreemptionMode
-from scheduler_svc.core.request import Phase, Sequence
+from scheduler_svc.core.request import FIRST_TOKEN_FACTOR, Phase, Sequence
 from scheduler_svc.core.step import StepPlan
 
 TOLERANCE = 1.1  # learned costs are a little off
@@ -146,6 +145,17 @@ def test_a_step_is_half_as_large_once_most_sequences_decode() -> None:
     for place in range(2):
         bench.submit(f"new {place}", prompt(1000, 100_000 + 1000 * place), 4)
     assert [timed_step(bench).num_tokens for _ in range(2)] == [1200, 600], "one prompt ends with the first step"
+
+
+def test_queued_prompts_count_once_for_each_worker_that_admits_some() -> None:
+    sizes = []
+    for retired in (True, False):
+        bench = with_decodes(3, usual_step_tokens=1200)
+        bench.join(block_size=16, num_blocks=1500, max_sequences=64).is_retired = retired
+        for place in range(6):
+            bench.submit(f"new {place}", prompt(1000, 100_000 + 1000 * place), 4)
+        sizes.append(timed_step(bench).num_tokens)
+    assert sizes == [1200, 600], "six for one worker, three for each of two"
 
 
 def test_prompts_do_not_queue_up_though_they_take_most_of_the_time() -> None:

@@ -265,6 +265,15 @@ def test_small_requests_do_not_overtake_a_large_one_of_their_account(policy: str
     assert num_small_that_run_before(bench, "large", max_kv_blocks=20) == 0
 
 
+def test_under_fair_small_requests_overtake_a_large_one_until_its_first_token_is_due() -> None:
+    bench = CoreBench(policy="fair")
+    for number in range(3):
+        bench.submit(f"before{number}", prompt(BLOCK, 200 * number), 3 + number, **limited(max_kv_blocks=20))
+    bench.submit("large", prompt(18 * BLOCK, 5000), 8, **limited(max_kv_blocks=20))  # 0.072 s, so it is due after 0.288
+    # One comes every 0.05 s, and the last one that goes before it runs for three steps.
+    assert 0 < num_small_that_run_before(bench, "large", max_kv_blocks=20) <= 0.288 / 0.05 + 3
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_small_requests_do_not_overtake_one_that_waits_on_its_worker_without_a_slot(policy: str) -> None:
     bench = CoreBench(policy=policy)

@@ -9,8 +9,7 @@ import pytest
 from scheduler_svc.core.policy import FairPolicy, PolicySettings
 from scheduler_svc.core.policy.fair import MAX_CLASSES
 from scheduler_svc.core.policy.fair_class import CREDIT_TOKENS
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
-from scheduler_svc.core.request import Request, Sequence
+from scheduler_svc.core.request import FIRST_TOKEN_FACTOR, Request, Sequence
 
 AGEING, HORIZON = 10.0, 60.0
 
@@ -207,6 +206,21 @@ def test_a_deadline_is_due_however_long_the_prompt_takes() -> None:
     bench.come("a", prompt_seconds=0.1)
     due = bench.come("a", prompt_seconds=50.0, deadline=20.0)
     assert bench.take() is due
+
+
+def test_a_long_prompt_that_rose_to_a_class_does_not_hold_back_what_rose_after_it() -> None:
+    bench = Bench()
+    long = bench.come("a", prompt_seconds=40.0)
+    bench.now = 1.0
+    short = bench.come("a", prompt_seconds=0.1)
+    waits: dict[Sequence, float] = {}
+    while bench.now < 60 and len(waits) < 2:
+        bench.now += 1.0
+        bench.come("a", priority=1)
+        taken = bench.take()
+        if taken in (long, short):
+            waits[taken] = bench.now
+    assert waits == {long: AGEING, short: AGEING + 1.0}
 
 
 def test_a_sequence_with_output_is_due_as_one_without_a_prompt() -> None:

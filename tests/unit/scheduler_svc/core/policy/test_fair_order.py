@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.core.policy import FairPolicy, PolicySettings
 from scheduler_svc.core.policy.fair_class import CREDIT_TOKENS
-from scheduler_svc.core.policy.order import FIRST_TOKEN_FACTOR
-from scheduler_svc.core.request import Request, Sequence
+from scheduler_svc.core.request import FIRST_TOKEN_FACTOR, Request, Sequence
 
 AGEING, HORIZON = 10.0, 15.0
 LAST = 79.0  # classes are forgotten after eight times AGEING, which the account does not know
@@ -116,12 +115,15 @@ class Account:
         return found
 
     def candidate(self, tenant: str, each: int, now: float) -> Sequence:
-        return min(self.runnable(tenant, each, now), key=urgency)
+        return min(self.runnable(tenant, each, now), key=lambda s: urgency(s, each))
 
 
-def urgency(sequence: Sequence) -> tuple[float, float, int]:
+def urgency(sequence: Sequence, at: int) -> tuple[float, float, int]:
+    """In a class: the prompt of a sequence that rose to it does not matter."""
     request = sequence.request
-    due = request.arrived_at + FIRST_TOKEN_FACTOR * sequence.prompt_seconds + HORIZON
+    due = request.arrived_at + HORIZON
+    if request.priority == at:
+        due += FIRST_TOKEN_FACTOR * sequence.prompt_seconds
     return (min(due, due if request.deadline is None else request.deadline), request.arrived_at, sequence.arrival)
 
 
