@@ -87,8 +87,8 @@ class SchedulerSettings(InnerSettings):
         60,
         ge=0,
         allow_inf_nan=False,
-        description="seconds after its first token is due at which a request without a deadline is due, among its "
-        "tenant's",
+        description="seconds after its first token is due at which a request without a deadline counts as due; of a "
+        "tenant's requests the one that is due first goes first",
     )
     preemption: Literal["auto", "swap", "recompute"] = Field(
         "auto", description="how preempted sequences come back; auto: by whichever is estimated to cost less"

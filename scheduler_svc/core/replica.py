@@ -119,7 +119,7 @@ class Replica:
         return sequence in self.swapped or self.pending_free.get(sequence.id) is sequence
 
     def prompt_seconds(self, sequence: Sequence) -> float:
-        """How long a queued sequence's known tokens take here alone, but for those that are cached."""
+        """How long the known tokens of a queued sequence take here alone, without those that are cached."""
         num_known = len(sequence.tokens)
         num_found = min(self.kv.num_cached_blocks(sequence) * self.shape.block_size, num_known - 1)
         return self.costs.recompute_seconds(num_known - num_found, num_found)

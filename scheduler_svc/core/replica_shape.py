@@ -30,7 +30,7 @@ class ReplicaShape:
     protocol: int = 1
     max_indivisible_tokens: int = 0  # of a prompt that is alone in its step, if that is more than max_step_tokens
     has_kv_in_host_memory: bool = False
-    usual_step_tokens: int = 0  # of a step; half of them while many decode; 0: max_step_tokens
+    usual_step_tokens: int = 0  # of a step: see StepBuilder.limit_prompts; 0: max_step_tokens
     results: Mapping[str, PromptComputation] = field(default_factory=lambda: {TOKENS.name: PromptComputation.CHUNKED})
 
     @property
@@ -48,6 +48,11 @@ class ReplicaShape:
     def forgets_sequences_with_values(self) -> bool:
         """Whether the worker forgets a sequence when it returns its value. Otherwise it waits for the sequence's id."""
         return self.protocol >= 3
+
+    @property
+    def has_usual_steps(self) -> bool:
+        """Whether steps are usually smaller than the largest."""
+        return 0 < self.usual_step_tokens < self.max_step_tokens
 
     def computes(self, request: Request) -> bool:
         """Whether the worker computes a request's kind of result, for a prompt of its length, with its parameters."""

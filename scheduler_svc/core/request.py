@@ -9,7 +9,10 @@ from scheduler_svc.core.budgets import Charge
 from scheduler_svc.core.results import TOKENS, ResultForm, ResultKind
 
 FIRST_TOKEN_FACTOR = 4.0
-"""A first token is due so many times as long after the arrival of its request as the prompt takes alone."""
+"""A first token is due so many times as long after the arrival of its request as the prompt takes alone.
+
+Once it has a slot, a long prompt gets the share of time with which it comes so long after its admission at the latest.
+"""
 STOP_STRING_LEAD = 64  # tokens that a sequence with stop strings may run ahead of the gateway's search
 
 
@@ -206,7 +209,7 @@ class Sequence:
     num_acknowledged: int = 0  # output tokens that the gateway has searched for stop strings
     num_cached_prompt_tokens: int | None = None  # found in the prefix cache when it was first admitted; for usage
     num_preemptions: int = 0
-    prompt_seconds: float = 0.0  # that its known tokens take alone, as predicted when it was last queued; 0: unknown
+    prompt_seconds: float = 0.0  # that its known tokens take alone, as predicted when it was last queued
     waited: float = 0.0  # seconds that it has waited before it was last admitted
     waits_since: float | None = None  # on the driver's clock; None while it runs
     has_yielded: bool = False  # it waits because another one had a right to its slot or blocks

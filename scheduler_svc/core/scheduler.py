@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 
 from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing, refuse_unpaid
 from scheduler_svc.core.beam_search import BeamGroup, refuse_wide
@@ -91,8 +92,8 @@ class Scheduler:
         There is no prefill and no decode step. Each sequence has known tokens, and a step computes some of those that
         are not computed yet, within the budgets of tokens, sequences and blocks. Sequences with one token to compute go
         first, since they must not wait for prompts; then come chunks of prompts; with the rest of the budget, waiting
-        sequences are admitted, also to other replicas (see `take_placed`). Those whose first tokens are due before
-        those of the prompts that run are admitted before these go on.
+        sequences are admitted, also to other replicas (see `take_placed`). A waiting sequence whose first token is due
+        before that of a prompt which runs may be admitted before that one goes on.
         """
         self.waiting.now = now
         is_idle = not (replica.has_work or self.num_queued)
@@ -116,8 +117,7 @@ class Scheduler:
             head = self._fair_preemption.make_way(replica)
             indivisible.begin_with_due(step)
             self._running.add_decodes(step)
-            self._admitter.admit_before_running(step)
-            self._running.add_prompt_chunks(step, head)
+            self._running.add_prompt_chunks(step, head, partial(self._admitter.admit_before, step))
             indivisible.add_fitting(step)
             self._admitter.admit(step)
         if not step.scheduled:
@@ -336,13 +336,13 @@ class Scheduler:
         self.replicas.append(replica)
         self._replicas_changed()
         before, self._block_size = self._block_size, replica.shape.block_size
+        self._drain_retired()
         if before not in (None, self._block_size):
             self._requests.forget_hashes()
         events: list[FailedEvent] = []
         for key in list(self.keys):
             if (refusal := self._refuse_unfit(self.sequences(key)[0].request)) is not None:
                 events += self._requests.cancel_all([key], refusal.failure, refusal.message)
-        self._drain_retired()
         return events
 
     def retire(self, replica: Replica) -> list[FailedEvent]:
@@ -399,6 +399,7 @@ class Scheduler:
         if not all(replica.is_retired for replica in self.replicas):
             for replica in self.replicas:
                 replica.is_last = False
+            for replica in self.replicas:
                 if replica.is_retired:
                     self._preemptor.requeue_all(replica)
 

@@ -105,6 +105,7 @@ class CoreBench:
         for each in self.scheduler.replicas:
             each.check_integrity()
         if plan is not None:
+            assert len({part.sequence for part in plan.scheduled}) == len(plan.scheduled), "a sequence is in it twice"
             self.num_computed += plan.num_tokens
             self._gives_prompt_logprobs |= {new.sequence.id: new.needs_prompt_logprobs for new in plan.new_sequences}
             for direction, pairs in ((Direction.OUT, plan.swap_out), (Direction.IN, plan.swap_in)):

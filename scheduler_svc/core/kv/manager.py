@@ -120,7 +120,7 @@ class KVManager:
         return self._prefixes.match(sequence)
 
     def num_cached_blocks(self, sequence: Sequence) -> int:
-        """How many leading blocks of a sequence the prefix cache holds."""
+        """About how many leading blocks of a sequence the prefix cache holds."""
         return self._prefixes.num_cached_blocks(sequence)
 
     def reuse(self, sequence: Sequence, hit: Hit) -> None:

@@ -1,5 +1,6 @@
 """The prefix cache of one replica: what its blocks, on the device and on the host, hold of a sequence."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -70,20 +71,24 @@ class PrefixCache:
         return Hit(device_ids, host_ids, pending_prefix=PendingPrefix(producer, num_blocks * size))
 
     def num_cached_blocks(self, sequence: Sequence) -> int:
-        """How many leading blocks are cached on either tier. Hashes one block more, or twice as many as were found."""
+        """About how many leading blocks are cached, on either tier. Hashes at most twice as many, and one.
+
+        O(log n) look-ups: it takes no notice of blocks that are missing before others which are there.
+        """
         shape, request = self._shape, sequence.request
         if shape.is_without_kv(request) or shape.is_indivisible(request) or sequence.needs_prompt_logprobs:
             return 0
-        num_found, num_full = 0, len(sequence.tokens) // shape.block_size
-        while num_found < num_full:
-            num_tried = min(num_full, 2 * num_found + 1)
-            self.extend_hashes(sequence, num_tried)
-            hashes = sequence.block_hashes[:num_tried]
-            num_found += len(self._device.index.match(hashes, sequence.tokens, num_found))
-            num_found += len(self._host.index.match(hashes, sequence.tokens, num_found))
-            if num_found < num_tried:
-                break
-        return num_found
+        num_full = len(sequence.tokens) // shape.block_size
+        num_found, num_tried = 0, 1
+        while num_tried <= num_full and self._has(sequence, num_tried - 1):
+            num_found, num_tried = num_tried, 2 * num_tried
+        left = range(num_found, min(num_tried - 1, num_full))
+        return num_found + bisect_left(left, True, key=lambda block: not self._has(sequence, block))
+
+    def _has(self, sequence: Sequence, block: int) -> bool:
+        self.extend_hashes(sequence, block + 1)
+        block_hash = sequence.block_hashes[block]
+        return self._device.index.has(block_hash) or self._host.index.has(block_hash)
 
     def _reusable_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the leading blocks that may come from the cache: not those whose computation returns something."""

@@ -56,6 +56,10 @@ class PrefixIndex:
         """The contents of a block that is in the index."""
         return self._contents[block_id]
 
+    def has(self, block_hash: bytes) -> bool:
+        """Whether a block with this hash is in the index. Its tokens are not compared."""
+        return block_hash in self._blocks
+
     def find(self, content: BlockContent) -> int | None:
         """The block with these contents. Compares the tokens as well as the hash."""
         block_id = self._blocks.get(content.hash)

@@ -42,15 +42,15 @@ class Admitter:
 
         Those that come to this replica are computed in this step, as far as its budget goes.
         """
-        self._admit(step, before_running=False)
+        self._admit(step)
 
-    def admit_before_running(self, step: StepBuilder) -> None:
-        """Admits those that are computed before the prompts that run."""
-        head = self._waiting.head(step.replica) if len(self._waiting.policy) else None
-        if head is not None and self._turns.goes_first(head, step.replica):
-            self._admit(step, before_running=True)
+    def admit_before(self, step: StepBuilder, running: Sequence) -> None:
+        """Admits sequences that are computed before a prompt that runs on the step's replica."""
+        head = self._waiting.head(step.replica)
+        if head is not None and self._turns.goes_before(head, running, step.replica):
+            self._admit(step, running)
 
-    def _admit(self, step: StepBuilder, *, before_running: bool) -> None:
+    def _admit(self, step: StepBuilder, before: Sequence | None = None) -> None:
         if not step.budget or step.is_closed:
             return
         replica = step.replica
@@ -60,7 +60,7 @@ class Admitter:
             head = self._waiting.head(replica)
             if head is None or not self._may_enter(replica, head):
                 return
-            if before_running and not self._turns.goes_first(head, replica):
+            if before is not None and not self._turns.goes_before(head, before, replica):
                 return
             if head.swapped_kv is not None:
                 at = self._resume(replica, head)
@@ -77,8 +77,10 @@ class Admitter:
             if at is not None:
                 self._waiting.accounts.note_admitted(head, at.shape, self._waiting.now)
                 for sequence in head.unit:
-                    self._compute(step, at, sequence)
-            elif before_running or step.scheduled or not self._preemptor.clear_deadlock(replica, head):
+                    num_tokens = self._compute(step, at, sequence)
+                    if before is not None and num_tokens:
+                        self._turns.charge(replica, sequence, num_tokens)
+            elif before is not None or step.scheduled or not self._preemptor.clear_deadlock(replica, head):
                 return
 
     def _may_enter(self, replica: Replica, head: Sequence) -> bool:
@@ -87,8 +89,9 @@ class Admitter:
             return False
         return replica.shape.computes(head.request) and self._capacity.num_missing_slots(replica, head) <= 0
 
-    def _compute(self, step: StepBuilder, at: Replica, sequence: Sequence) -> None:
-        """Computes what has just been admitted in this step, if it can be."""
+    def _compute(self, step: StepBuilder, at: Replica, sequence: Sequence) -> int:
+        """Computes what has just been admitted in this step, if it can be; returns how many tokens of a prompt."""
+        num_tokens = 0
         if at is not step.replica:
             self._placement.note_placed(at)
         elif at.shape.is_indivisible(sequence.request):
@@ -98,6 +101,7 @@ class Admitter:
             if num_tokens:
                 step.add(sequence, num_tokens)
         self._placement.note_admitted(at, sequence)
+        return num_tokens
 
     def _resume(self, replica: Replica, sequence: Sequence) -> Replica | None:
         num_needed = self._capacity.num_needed_to_resume(replica, sequence)

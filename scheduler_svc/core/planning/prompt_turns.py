@@ -13,7 +13,7 @@ class PromptTurns:
 
     The tenant with the smallest count is next. One whose first prompt starts begins at the smallest count, so it waits
     for one turn of each other tenant at most. Of a tenant's prompts in a class, the one whose first token is due first
-    is next.
+    is next, or the one whose deadline is before that.
     """
 
     def __init__(self, waiting: WaitingSequences, *, shares_by_tenant: bool) -> None:
@@ -32,24 +32,25 @@ class PromptTurns:
         least = min((known[tenant] for tenant in tenants if tenant in known), default=0.0)
         counts = self._counts[replica] = {tenant: known.get(tenant, least) for tenant in tenants}
         rank, now = self._waiting.policy.effective_priority, self._waiting.now
-        return sorted(prompts, key=lambda s: (-rank(s, now), counts[s.request.tenant], s.first_token_due))
+        return sorted(prompts, key=lambda s: (-rank(s, now), counts[s.request.tenant], _due(s)))
 
-    def goes_first(self, head: Sequence, replica: Replica) -> bool:
-        """Whether a queued sequence is computed before all prompts that run on a replica.
+    def goes_before(self, head: Sequence, running: Sequence, replica: Replica) -> bool:
+        """Whether a queued sequence is computed before a prompt that runs on a replica.
 
-        They are of its tenant and of no higher class, their first tokens are due later, and they take longer.
+        It is of the same tenant and of no lower class, its first token is due before, and it takes less time than the
+        rest of the running prompt. One that runs and has a deadline waits for none.
         """
-        if not self._shares_by_tenant or head.phase is not Phase.QUEUED or replica.shape.is_indivisible(head.request):
+        if not self._shares_by_tenant or head.request.tenant != running.request.tenant:
             return False
-        prompts = [sequence for sequence in replica.running if sequence.is_prefill and sequence.is_plannable]
-        return bool(prompts) and all(self._precedes(head, sequence, replica) for sequence in prompts)
-
-    def _precedes(self, head: Sequence, running: Sequence, replica: Replica) -> bool:
-        if head.request.tenant != running.request.tenant or head.first_token_due >= running.first_token_due:
+        if running.request.deadline is not None or head.first_token_due >= running.first_token_due:
+            return False
+        if head.phase is not Phase.QUEUED or replica.shape.is_indivisible(head.request):
             return False
         rank, now = self._waiting.policy.effective_priority, self._waiting.now
+        if rank(head, now) < rank(running, now):
+            return False
         left = replica.costs.recompute_seconds(running.num_uncomputed, running.num_computed)
-        return head.prompt_seconds < left and rank(head, now) >= rank(running, now)
+        return replica.prompt_seconds(head) < left
 
     def charge(self, replica: Replica, sequence: Sequence, num_tokens: int) -> None:
         """A step computes so many tokens of a prompt."""
@@ -69,3 +70,8 @@ class PromptTurns:
         is_higher = all(outranks(head, sequence, now) for sequence in prompts)
         num_uncomputed = head.num_known - (head.swapped_kv.num_tokens if head.swapped_kv is not None else 0)
         return min(num_uncomputed, budget // 2) if is_new or is_higher else 0
+
+
+def _due(sequence: Sequence) -> float:
+    deadline = sequence.request.deadline
+    return sequence.first_token_due if deadline is None else min(sequence.first_token_due, deadline)

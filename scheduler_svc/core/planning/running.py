@@ -1,5 +1,7 @@
 """Plans the sequences that run on a replica: decodes first, then chunks of prompts."""
 
+from collections.abc import Callable
+
 from scheduler_svc.core.beam_search import BeamGroup
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.forks import Forks
@@ -54,8 +56,9 @@ class RunningPlanner:
             if sequence.has_budget and step.can_send(sequence):
                 step.add(sequence, 1)
         decode_seconds = replica.costs.step_seconds(0, len(decodes)) if decodes else 0.0
-        num_prompts = self._waiting.num_on_each + sum(sequence.is_prefill for sequence in replica.running)
-        step.limit_prompts(decode_seconds, many_decode=len(decodes) >= num_prompts)
+        if replica.shape.has_usual_steps:
+            num_prompts = self._waiting.num_for(replica) + sum(sequence.is_prefill for sequence in replica.running)
+            step.limit_prompts(decode_seconds, many_decode=bool(decodes) and len(decodes) >= num_prompts)
         share = self._share_due_to_long_prompts(replica) if decodes else 1.0
         if share < 1.0:
             step.limit_long_prompts(max(self._limits.gap_factor - 1, share / (1 - share)) * decode_seconds)
@@ -66,21 +69,28 @@ class RunningPlanner:
         if replica.is_short_of_memory:
             step.halve_rest()
 
-    def add_prompt_chunks(self, step: StepBuilder, head: Sequence | None = None) -> None:
+    def add_prompt_chunks(
+        self,
+        step: StepBuilder,
+        head: Sequence | None = None,
+        admit_before: Callable[[Sequence], None] = lambda running: None,
+    ) -> None:
         """Adds the sequences with several tokens to compute, as far as the budget and the blocks go.
 
         Classes go in order, within a class tenants take turns, and of a tenant's prompts the one whose first token is
         due first goes first. A `head` of the queue that can be admitted now has a turn like those that run: half of the
-        budget is left to it.
+        budget is left to it. `admit_before` admits what is computed before a prompt that runs.
         """
         if step.is_closed:
             return
         kv = step.replica.kv
-        begun = {part.sequence for part in step.scheduled if part.num_tokens > 1}
-        prompts = [s for s in step.replica.running if s.is_prefill and s.is_plannable and s not in begun]
-        is_waiting = head is not None and head.phase in (Phase.QUEUED, Phase.SWAPPED)
-        num_left = self._turns.num_left_to(head, prompts, step.budget) if head is not None and is_waiting else 0
+        prompts = [s for s in step.replica.running if s.is_prefill and s.is_plannable]
+        num_left = self._turns.num_left_to(head, prompts, step.budget) if head is not None else 0
         for sequence in self._turns.order(step.replica, prompts):
+            if step.budget:
+                admit_before(sequence)
+            if head is not None and head.phase not in (Phase.QUEUED, Phase.SWAPPED):
+                num_left = 0  # it was admitted
             if step.budget <= num_left:
                 break
             if not (sequence.has_budget and step.can_send(sequence)):

@@ -75,16 +75,13 @@ class StepBuilder:
         little, and they would queue up: so a step may compute more of them than come on average while its decodes are
         computed.
         """
-        shape, costs = self.replica.shape, self.replica.costs
-        usual = shape.usual_step_tokens
-        if not 0 < usual < shape.max_step_tokens:
-            return  # its steps have one size
+        usual, costs = self.replica.shape.usual_step_tokens, self.replica.costs
         # Of prompts that are not long: those that are have a limit of their own.
         tokens_per_second = usual / costs.recompute_seconds(usual)
         factor = min(max(_LEAST_FACTOR, _HEADROOM * costs.prompt_factor), _MOST_FACTOR)
         fitting = int(factor * decode_seconds * tokens_per_second)
         least = usual // 2 if many_decode else usual
-        self.budget = min(self.budget, max(least - self.num_tokens, fitting))
+        self.budget = min(self.budget, max(1, least - self.num_tokens, fitting))
 
     def limit_long_prompts(self, seconds: float) -> None:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""

@@ -31,8 +31,8 @@ class FairPolicy:
 
     *Within a tenant* the request that is due first is first: at its deadline, or deadline_horizon after its first token
     is due. So a short prompt does not wait for a long one that came shortly before. In the highest class a request is
-    admitted before all of its tenant that arrive later than it is due without a deadline. Of the requests that rose
-    from one class, the oldest is first; it is compared with others as if it had no prompt.
+    admitted before all of its tenant that arrive after it is due, deadlines left aside. Of the requests that rose from
+    one class, the oldest is first. Between requests of different classes the lengths of prompts do not matter.
 
     All methods but `position` take O(log n) amortized for each class in use.
     """
@@ -123,7 +123,7 @@ class FairPolicy:
         """Whether a queued sequence is admitted before another one that counts in the same class."""
         one, two, at = sequence.request.tenant, other.request.tenant, self._effective_class(sequence)
         if one == two or at is None:
-            return self._urgency_of_risen(sequence) < self._urgency_of_risen(other)
+            return self._is_due_before(sequence, other)
         return at.counter(self._tenant(one)) < at.counter(self._tenant(two))
 
     def debt(self, tenant: str, priority: int | None = None) -> float:
@@ -154,9 +154,14 @@ class FairPolicy:
     def _urgency(self, sequence: Sequence) -> Urgency:
         return self._due(sequence, sequence.first_token_due)
 
-    def _urgency_of_risen(self, sequence: Sequence) -> Urgency:
-        """Of one that has waited long: its prompt does not matter, since it holds back others that came after it."""
+    def _urgency_without_prompt(self, sequence: Sequence) -> Urgency:
         return self._due(sequence, sequence.request.arrived_at)
+
+    def _is_due_before(self, one: Sequence, other: Sequence) -> bool:
+        """Of sequences of a tenant one or both of which have risen to a class. Their prompts do not matter: of those of
+        a lower class only the oldest is compared, and a long one must not hold back those after it.
+        """
+        return self._urgency_without_prompt(one) < self._urgency_without_prompt(other)
 
     def _due(self, sequence: Sequence, first_token_due: float) -> Urgency:
         due, deadline = first_token_due + self._horizon, sequence.request.deadline
@@ -168,12 +173,11 @@ class FairPolicy:
     def _candidate(self, tenant: TenantQueues, top: FairClass) -> Sequence:
         """The sequence of a tenant with a turn: the most urgent of the class and of those that rose to it."""
         best = tenant.most_urgent(top.priority)
-        urgency = None if best is None else self._urgency(best)
         for priority, oldest in tenant.oldest_below(top.priority):
-            if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now:
-                other = self._urgency_of_risen(oldest)
-                if urgency is None or other < urgency:
-                    best, urgency = oldest, other
+            if self._rises_at(oldest, top.rank - self._rank(priority)) <= self._now and (
+                best is None or self._is_due_before(oldest, best)
+            ):
+                best = oldest
         assert best is not None, "a tenant has a turn but no sequence"
         return best
 
@@ -222,7 +226,7 @@ class FairPolicy:
         """The queued sequences of a class, by tenant, in the order of their turns."""
 
         def urgency(sequence: Sequence) -> Urgency:
-            return (self._urgency if self._waiting[sequence] is at else self._urgency_of_risen)(sequence)
+            return (self._urgency if self._waiting[sequence] is at else self._urgency_without_prompt)(sequence)
 
         left = {name: sorted(queue, key=urgency, reverse=True) for name, queue in queues.items()}
         turns = [(at.turn(self._tenants[name]), name) for name in left]

@@ -24,6 +24,7 @@ class WaitingSequences:
         self.prefix_waiters = PrefixWaiters()
         self.now = 0.0  # the driver's clock, as of its last call
         self._replicas = replicas
+        self._seconds_per_token = 0.0  # of the last prompt whose time was predicted
         self._turns = policy if isinstance(policy, TenantTurns) else None
         self._put_first: dict[Replica, Sequence] = {}
 
@@ -35,19 +36,27 @@ class WaitingSequences:
         if sequence.phase is not Phase.QUEUED:
             sequence.set_phase(Phase.QUEUED)
         self.admission.enter(sequence.request)
-        if self._turns is not None and not sequence.num_output:
+        if self._turns is not None:
             sequence.prompt_seconds = self._prompt_seconds(sequence)
         self.accounts.add(sequence, self.now)
 
     def _prompt_seconds(self, sequence: Sequence) -> float:
-        """How long the prompt of a sequence takes alone, where that is shortest; 0 if no replica computes it."""
-        able = (each for each in self._replicas if each.admits and each.shape.computes(sequence.request))
-        return min((each.prompt_seconds(sequence) for each in islice(able, _MOST_REPLICAS)), default=0.0)
+        """How long the prompt of a sequence takes alone, on the replica where that is shortest.
 
-    @property
-    def num_on_each(self) -> float:
-        """How many sequences in the policy's queue wait for each replica that admits some."""
-        return len(self.policy) / max(1, sum(replica.admits for replica in self._replicas))
+        Without a replica that computes it, each token counts as the ones before it did.
+        """
+        if sequence.index:
+            return 0.0  # the prompt was computed for the first one of its siblings
+        able = (each for each in self._replicas if each.admits and each.shape.computes(sequence.request))
+        seconds = [each.prompt_seconds(sequence) for each in islice(able, _MOST_REPLICAS)]
+        if not seconds:
+            return len(sequence.tokens) * self._seconds_per_token
+        self._seconds_per_token = max(seconds) / len(sequence.tokens)
+        return min(seconds)
+
+    def num_for(self, replica: Replica) -> float:
+        """Queued sequences for each replica that admits some; 0 for one that does not."""
+        return len(self.policy) / sum(each.admits for each in self._replicas) if replica.admits else 0.0
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out of the queue."""

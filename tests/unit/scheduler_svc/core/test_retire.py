@@ -3,6 +3,7 @@
 from core_bench import SHAPE, CoreBench, keys, prompt
 from memory_worker import MemoryWorker
 from scheduler_svc.core.events import TokensEvent
+from scheduler_svc.core.kv.prefix_index import extend_hashes, root_hash
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.replica import Replica
@@ -157,3 +158,24 @@ def test_replica_that_is_no_longer_the_last_one_gives_up_its_sequences() -> None
     bench.submit("b", prompt(9, 100), 20)
     assert bench.step().scheduled == []
     assert sorted(keys(bench.step(at=second))) == ["a", "b"]
+
+
+def test_sequences_of_several_replicas_are_hashed_anew_for_one_with_another_block_size() -> None:
+    bench = CoreBench(policy="fair", max_sequences=1)
+    old = [bench.replica, bench.join(max_sequences=1)]
+    sequences = [bench.submit(f"{place}", prompt(200, 1000 * place), 8)[0] for place in range(2)]
+    for replica in old:
+        bench.plan(replica)
+        bench.scheduler.retire(replica)
+    assert bench.scheduler.supersede()
+    new = bench.join(block_size=2 * SHAPE.block_size)
+    for replica in old:
+        bench.commit(at=replica)
+    while list(bench.scheduler.keys):
+        bench.step(at=new)
+    for sequence in sequences:
+        expected: list[bytes] = []
+        root = root_hash(SHAPE.fingerprint, b"")
+        extend_hashes(expected, root, sequence.tokens, 2 * SHAPE.block_size, len(sequence.block_hashes))
+        assert sequence.block_hashes == expected
+        assert len(expected) > 10

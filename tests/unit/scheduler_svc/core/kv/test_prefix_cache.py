@@ -2,9 +2,10 @@
 
 import pytest
 
-from core_bench import BLOCK, CoreBench, prompt
+from core_bench import BLOCK, EMBEDDING, SHAPE, CoreBench, prompt
 from scheduler_svc.core.kv import prefix_cache
 from scheduler_svc.core.kv.prefix_index import extend_hashes, root_hash
+from scheduler_svc.core.results import PROMPT_LOGPROBS, PromptComputation
 
 
 @pytest.mark.parametrize("num_more", [0, 1, BLOCK - 1])
@@ -32,3 +33,33 @@ def test_the_prompt_of_siblings_is_hashed_once(num_more: int, monkeypatch: pytes
         root = root_hash(bench.replica.shape.fingerprint, sibling.request.salt)
         extend_hashes(expected, root, sibling.tokens, BLOCK, len(hashes))
         assert hashes == expected
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("num_found", range(11))
+def test_cached_blocks_are_counted_without_hashing_the_whole_prompt(num_found: int, on_host: bool) -> None:
+    bench = CoreBench()
+    tokens = prompt(10 * BLOCK + 2)
+    if num_found:
+        bench.submit("before", tokens[: num_found * BLOCK], 1)
+        bench.run()
+    kv = bench.replica.kv
+    if on_host:
+        for block_id in sorted(kv.device.index.block_ids)[num_found // 2 :]:
+            kv.host.index.publish(block_id, kv.device.index.content(block_id))
+            kv.device.index.forget([block_id])
+    [sequence] = bench.submit("a", tokens)
+    assert kv.num_cached_blocks(sequence) == num_found
+    assert len(sequence.block_hashes) <= min(10, 2 * num_found + 1)
+
+
+def test_no_cached_blocks_are_counted_of_what_is_computed_again() -> None:
+    results = {**SHAPE.results, EMBEDDING.name: PromptComputation.INDIVISIBLE}
+    bench = CoreBench(results=results)
+    tokens = prompt(10 * BLOCK)
+    bench.submit("before", tokens, 1)
+    bench.run()
+    kv = bench.replica.kv
+    assert kv.num_cached_blocks(bench.submit_for_value("text", tokens)) == 0
+    assert kv.num_cached_blocks(bench.submit("scored", tokens, result=PROMPT_LOGPROBS)[0]) == 0
+    assert kv.num_cached_blocks(bench.submit("short", tokens[: BLOCK - 1])[0]) == 0

@@ -96,7 +96,7 @@ def test_what_waited_for_a_prefix_has_only_the_rest_of_its_prompt_to_compute() -
     while choice.phase is not Phase.RUNNING or second.phase is not Phase.RUNNING:
         bench.step()
     assert second.prompt_seconds == pytest.approx(0.001)
-    assert choice.prompt_seconds == pytest.approx(0.001)
+    assert choice.prompt_seconds == 0.0, "its prompt was computed for the other choice"
 
 
 def test_an_embedding_is_due_by_the_length_of_its_text() -> None:
@@ -107,7 +107,15 @@ def test_an_embedding_is_due_by_the_length_of_its_text() -> None:
     assert next_keys(bench)[0] == "short"
 
 
-def test_without_a_worker_requests_keep_the_order_of_their_arrival() -> None:
+def test_without_a_worker_a_token_takes_as_long_as_the_ones_before() -> None:
+    bench = CoreBench(policy="fair")
+    [long] = bench.submit("long", LONG)
+    bench.lose(bench.replica)
+    [longer] = bench.submit("longer", prompt(150 * BLOCK, 20_000))
+    assert longer.prompt_seconds == pytest.approx(1.5 * long.prompt_seconds)
+
+
+def test_without_any_worker_yet_requests_keep_the_order_of_their_arrival() -> None:
     scheduler = Scheduler(SchedulerLimits(policy="fair"))
     for number, tokens in enumerate((LONG, SHORT)):
         assert scheduler.submit(Request(f"{number}", tokens, 1, 4, arrived_at=0.0), 0.0) is None
@@ -173,6 +181,49 @@ def test_a_deadline_does_not_stop_a_prompt_that_runs() -> None:
     assert tokens_of(bench.step()) == {"long": 64}
 
 
+def test_a_prompt_that_runs_and_has_a_deadline_waits_for_no_shorter_one() -> None:
+    bench = CoreBench(policy="fair")
+    bench.submit("long", LONG, deadline=bench.now + 30.0)
+    bench.step()
+    bench.submit("short", SHORT)
+    assert tokens_of(bench.step()) == {"long": 64}
+
+
+def test_a_prompt_that_runs_goes_on_before_one_that_is_cached_elsewhere_only() -> None:
+    bench = CoreBench(policy="fair", max_sequences=8)
+    other = bench.join(max_sequences=1)
+    bench.submit("cached", prompt(120 * BLOCK, 20_000), 1)
+    while "cached" in bench.scheduler.keys:
+        bench.step(at=other)
+    bench.submit("decodes there", SHORT, 500)
+    bench.step(at=other)
+    bench.submit("long", LONG)
+    bench.step()
+    [longer] = bench.submit("longer", [*prompt(120 * BLOCK, 20_000), 1])
+    assert longer.prompt_seconds == pytest.approx(0.001)
+    assert tokens_of(bench.step()) == {"long": 64}
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_while_another_short_one_is_partly_computed() -> None:
+    bench = with_running_prompt()
+    bench.submit("a", prompt(80, 20_000), 1)
+    bench.submit("b", prompt(80, 30_000), 1)
+    assert [tokens_of(bench.step()) for _ in range(3)] == [{"a": 64}, {"a": 16, "b": 48}, {"b": 32, "long": 32}]
+
+
+def test_a_long_prompt_of_which_little_fits_into_a_step_is_in_it_once() -> None:
+    bench = CoreBench(policy="fair", max_step_tokens=512, num_blocks=4000, limits=None)
+    for number in range(3):
+        bench.submit(f"decode {number}", prompt(8, 1000 * number), 500)
+    bench.step(busy_seconds=0.02)
+    for _ in range(150):
+        bench.step(busy_seconds=0.004)
+    bench.submit("longest", prompt(4000, 20_000))
+    bench.step(busy_seconds=0.004)
+    bench.submit("long", prompt(1100, 40_000))
+    assert set(tokens_of(bench.step(busy_seconds=0.004))) >= {"decode 0", "decode 1", "decode 2", "long"}
+
+
 def test_a_prompt_that_runs_goes_on_before_one_that_takes_longer_than_its_rest() -> None:
     bench = with_running_prompt()
     bench.steps(4)
@@ -224,10 +275,11 @@ def test_a_prompt_that_runs_goes_on_before_indivisible_ones() -> None:
 
 def test_a_prompt_that_runs_shares_a_step_with_another_tenant_however_long_that_one_is() -> None:
     bench = with_running_prompt()
-    bench.submit("longer", prompt(150 * BLOCK, 9000), tenant="another")
+    bench.submit("longer", prompt(150 * BLOCK, 30_000), tenant="another")
     assert tokens_of(bench.step()) == {"long": 32, "longer": 32}
     bench.submit("short", SHORT)
-    assert tokens_of(bench.step()) == {"long": 64}, "it is the turn of this tenant, and its order of arrival"
+    assert tokens_of(bench.step()) == {"short": 8, "long": 56}, "it is the turn of this tenant"
+    assert tokens_of(bench.step()) == {"short": 1, "longer": 63}, "and then of the other one"
 
 
 def test_of_prompts_that_run_the_one_that_is_due_first_goes_on() -> None:

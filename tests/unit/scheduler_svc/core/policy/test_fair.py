@@ -223,6 +223,16 @@ def test_a_long_prompt_that_rose_to_a_class_does_not_hold_back_what_rose_after_i
     assert waits == {long: AGEING, short: AGEING + 1.0}
 
 
+def test_between_classes_the_lengths_of_prompts_do_not_matter() -> None:
+    bench = Bench()
+    high = bench.come("a", priority=1, prompt_seconds=10.0)
+    bench.now = 1.0
+    low = bench.come("a", prompt_seconds=1.0)
+    bench.now += AGEING
+    assert bench.policy.outranks(high, low, bench.now)
+    assert [bench.take() for _ in range(2)] == [high, low]
+
+
 def test_a_sequence_with_output_is_due_as_one_without_a_prompt() -> None:
     bench = Bench()
     begun = bench.come("a", prompt_seconds=50.0)

@@ -115,16 +115,25 @@ class Account:
         return found
 
     def candidate(self, tenant: str, each: int, now: float) -> Sequence:
-        return min(self.runnable(tenant, each, now), key=lambda s: urgency(s, each))
+        """Of its own class the one that is due first; between classes the lengths of prompts do not matter."""
+        able = self.runnable(tenant, each, now)
+        own = [s for s in able if s.request.priority == each]
+        risen = [s for s in able if s.request.priority != each]
+        return min([*([min(own, key=urgency)] if own else []), *risen], key=urgency_without_prompt)
 
 
-def urgency(sequence: Sequence, at: int) -> tuple[float, float, int]:
-    """In a class: the prompt of a sequence that rose to it does not matter."""
+def urgency(sequence: Sequence) -> tuple[float, float, int]:
+    return due(sequence, FIRST_TOKEN_FACTOR * sequence.prompt_seconds)
+
+
+def urgency_without_prompt(sequence: Sequence) -> tuple[float, float, int]:
+    return due(sequence, 0.0)
+
+
+def due(sequence: Sequence, prompt_seconds: float) -> tuple[float, float, int]:
     request = sequence.request
-    due = request.arrived_at + HORIZON
-    if request.priority == at:
-        due += FIRST_TOKEN_FACTOR * sequence.prompt_seconds
-    return (min(due, due if request.deadline is None else request.deadline), request.arrived_at, sequence.arrival)
+    at = request.arrived_at + prompt_seconds + HORIZON
+    return (min(at, at if request.deadline is None else request.deadline), request.arrived_at, sequence.arrival)
 
 
 REQUESTS = st.tuples(
