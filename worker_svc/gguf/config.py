@@ -89,6 +89,7 @@ def read_decoder(metadata: GgufMetadata, form: ConfigForm) -> Any:
     """The config. Raises PreparationFailed for fields that are missing, or have values that it cannot hold."""
     from transformers import AutoConfig
 
+    metadata.check_sizes()
     known = AutoConfig.for_model(form.model_type)
     fields = dict(form.fixed) | _sizes(metadata, form, known)
     head_dim = metadata.peek("attention.key_length")

@@ -32,6 +32,7 @@ def encoder_fields(metadata: GgufMetadata, tokenizers: Collection[str] = _TOKENI
     `tokenizer.ggml.model` that files may have. Raises PreparationFailed for fields that are missing, or have values
     that are not computed.
     """
+    metadata.check_sizes()
     needed = metadata.needed
     hidden_size, num_heads = needed("embedding_length"), needed("attention.head_count")
     for name, value in (

@@ -39,6 +39,7 @@ _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "residual_scale": (0.0, 1.0),
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
+_SIZES = ("attention.head_count", "block_count", "context_length", "embedding_length")
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens: what stands for unknown ones, tokens that texts do not have, and words added to a vocabulary."""
 _NEEDED = ("cls_token", "sep_token", "unk_token")
@@ -137,6 +138,13 @@ class GgufMetadata:
         if (value := self.get(name)) is None:
             raise self.refusal(f"it has no metadata {self.architecture}.{name}")
         return value
+
+    def check_sizes(self) -> None:
+        """Raises PreparationFailed if one of the sizes that every model has is not above 0."""
+        for name in _SIZES:
+            value = self.needed(name)
+            if isinstance(value, int) and value < 1:
+                raise self.refusal(f"its metadata {self.architecture}.{name} is {value}")
 
     def refusal(self, why: str) -> PreparationFailed:
         """What is raised for this file."""

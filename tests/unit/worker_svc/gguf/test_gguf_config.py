@@ -332,6 +332,7 @@ def test_tokens_that_end_a_turn_end_an_answer(
             "tensors that are not read: blk.1.attn_q_norm.weight",
         ),
         (lambda writer: writer.add_uint16("split.count", 3), "one of 3 files of a model"),
+        (lambda writer: writer.add_head_count(0), "its metadata llama.attention.head_count is 0"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(

@@ -330,6 +330,7 @@ def test_earlier_files_name_fewer_special_tokens(tmp_path: Path) -> None:
         (replaced("bert.pooling_type", 5), "metadata that is not read: bert.pooling_type = 5"),
         (replaced("bert.pooling_type", 4), "metadata that is not read: bert.pooling_type = 4"),
         (replaced("bert.attention.causal", True), "metadata that is not read: bert.attention.causal = True"),
+        (replaced("bert.attention.head_count", 0), "its metadata bert.attention.head_count is 0"),
         (replaced("bert.attention.head_count_kv", 2), "metadata that is not read: bert.attention.head_count_kv = 2"),
         (replaced("bert.attention.key_length", 32), "metadata that is not read: bert.attention.key_length = 32"),
         (replaced("bert.attention.max_alibi_bias", 8), "metadata that is not read: bert.attention.max_alibi_bias = 8"),
