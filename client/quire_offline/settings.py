@@ -57,6 +57,11 @@ _UNBOUNDED = AdmissionLimits(max_requests=2**62, max_tokens=2**62, max_tenant_re
 S = TypeVar("S", bound=ServiceSettings)
 
 
+def _in_given_order(limits: SchedulerLimits) -> SchedulerLimits:
+    """Prompts are computed in the order in which the engine queues them."""
+    return replace(limits, queue=_UNBOUNDED, policy_settings=replace(limits.policy_settings, short_prompts_first=False))
+
+
 @dataclass(frozen=True, slots=True)
 class OfflineSettings:
     """The settings of the parts of one process."""
@@ -92,7 +97,7 @@ class OfflineSettings:
         return cls(
             worker=_make(WorkerSettings, given),
             model=gateway.model_settings()[0],
-            limits=replace(scheduler.limits, queue=_UNBOUNDED),
+            limits=_in_given_order(scheduler.limits),
             undefined_fields=gateway.unknown_fields,
             max_logprobs=gateway.max_logprobs,
             seed=gateway.seed,

@@ -61,7 +61,13 @@ class Scheduler:
         sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
         preemption = PreemptionPolicy(policy, limits.preemption)
         lengths, self.poison = OutputLengths(), PoisonTracker()
-        self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison, self.replicas)
+        self.waiting = IsolatingQueue(
+            policy,
+            Admission(limits.queue, sharing, lengths),
+            self.poison,
+            self.replicas,
+            short_prompts_first=limits.policy_settings.short_prompts_first,
+        )
         self.placement = IsolatingPlacement(self.replicas, self.poison)
         for_new_requests = NewRequestReserve(self.waiting)
         self.capacity = Capacity(limits, self.placement, preemption, for_new_requests)

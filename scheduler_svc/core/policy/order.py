@@ -20,6 +20,7 @@ class PolicySettings:
 
     ageing_seconds: float = 10.0  # of waiting, after which a request's effective priority rises by one class
     deadline_horizon: float = 60.0  # seconds after its first token is due at which a request is due without a deadline
+    short_prompts_first: bool = True  # first tokens are due by the lengths of prompts; otherwise when requests arrive
 
     def __post_init__(self) -> None:
         if not self.ageing_seconds > 0:

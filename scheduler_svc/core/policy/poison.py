@@ -74,9 +74,15 @@ class IsolatingQueue(WaitingSequences):
     """The queue, with suspected sequences apart. They are admitted before others, one at a time on each replica."""
 
     def __init__(
-        self, policy: Policy, admission: Admission, poison: PoisonTracker, replicas: Iterable[Replica] = ()
+        self,
+        policy: Policy,
+        admission: Admission,
+        poison: PoisonTracker,
+        replicas: Iterable[Replica] = (),
+        *,
+        short_prompts_first: bool = True,
     ) -> None:
-        super().__init__(policy, admission, replicas)
+        super().__init__(policy, admission, replicas, short_prompts_first=short_prompts_first)
         self._poison = poison
         self._suspected: dict[Sequence, None] = {}  # in the order of their arrival here
 

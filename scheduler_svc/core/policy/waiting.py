@@ -16,14 +16,25 @@ _MOST_REPLICAS = 32  # that are asked how long a prompt takes
 class WaitingSequences:
     """Sequences that hold no blocks. Swapped sequences wait on their replica instead."""
 
-    def __init__(self, policy: Policy, admission: Admission, replicas: Iterable[Replica] = ()) -> None:
-        """`replicas` is the owner's own list, which grows and shrinks."""
+    def __init__(
+        self,
+        policy: Policy,
+        admission: Admission,
+        replicas: Iterable[Replica] = (),
+        *,
+        short_prompts_first: bool = True,
+    ) -> None:
+        """`replicas` is the owner's own list, which grows and shrinks.
+
+        Without `short_prompts_first`, or where tenants take no turns, first tokens are due when their requests arrive.
+        """
         self.policy = policy
         self.accounts = AccountGate(policy, replicas)
         self.admission = admission
         self.prefix_waiters = PrefixWaiters()
         self.now = 0.0  # the driver's clock, as of its last call
         self._replicas = replicas
+        self._predicts_prompts = short_prompts_first and isinstance(policy, TenantTurns)
         self._seconds_per_token = 0.0  # of the last prompt whose time was predicted
         self._turns = policy if isinstance(policy, TenantTurns) else None
         self._put_first: dict[Replica, Sequence] = {}
@@ -36,7 +47,7 @@ class WaitingSequences:
         if sequence.phase is not Phase.QUEUED:
             sequence.set_phase(Phase.QUEUED)
         self.admission.enter(sequence.request)
-        if self._turns is not None:
+        if self._predicts_prompts:
             sequence.prompt_seconds = self._prompt_seconds(sequence)
         self.accounts.add(sequence, self.now)
 

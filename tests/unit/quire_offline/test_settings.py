@@ -25,6 +25,7 @@ def test_each_part_has_its_settings(tmp_path: Path) -> None:
     assert (settings.worker.model, settings.worker.num_blocks, settings.worker.swap_space) == (str(tmp_path), 7, None)
     assert (settings.model.model, settings.model.chat_template) == (str(tmp_path), "x")
     assert settings.limits.policy == "fcfs"
+    assert not settings.limits.policy_settings.short_prompts_first, "prompts are computed in the order of the engine"
 
 
 @pytest.mark.parametrize("value", [{"depth": 2}, '{"depth": 2}'])

@@ -8,6 +8,7 @@ import pytest
 
 from core_bench import BLOCK, EMBEDDING, SHAPE, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.policy.order import PolicySettings
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.request import FIRST_TOKEN_FACTOR, Phase, Request, RestoredSequence, Sequence
 from scheduler_svc.core.results import PromptComputation
@@ -17,9 +18,9 @@ LONG = prompt(100 * BLOCK, 5000)  # 0.4 s at the bench's 1,000 tokens a second
 SHORT = prompt(2 * BLOCK, 9000)
 
 
-def busy(policy: str = "fair", **shape: Any) -> CoreBench:
+def busy(**given: Any) -> CoreBench:
     """A bench whose step in flight computes a prompt; it is committed by `commit`."""
-    bench = CoreBench(policy=policy, **shape)
+    bench = CoreBench(**{"policy": "fair"} | given)
     bench.submit("before", prompt(bench.replica.shape.max_step_tokens), 1)
     bench.plan()
     return bench
@@ -33,11 +34,20 @@ def next_keys(bench: CoreBench) -> list[str]:
     return keys(plan)
 
 
+IN_ORDER = SchedulerLimits(policy_settings=PolicySettings(short_prompts_first=False))
+
+
 @pytest.mark.parametrize(
-    ("policy", "expected"), [("fair", ["short", "long"]), ("priority", ["long"]), ("fcfs", ["long"])]
+    ("limits", "expected"),
+    [
+        (SchedulerLimits(), ["short", "long"]),
+        (SchedulerLimits(policy="priority"), ["long"]),
+        (SchedulerLimits(policy="fcfs"), ["long"]),
+        (IN_ORDER, ["long"]),
+    ],
 )
-def test_a_short_prompt_goes_before_a_long_one_under_fair_only(policy: str, expected: list[str]) -> None:
-    bench = busy(policy)
+def test_a_short_prompt_goes_before_a_long_one_under_fair_only(limits: SchedulerLimits, expected: list[str]) -> None:
+    bench = busy(limits=limits)
     bench.submit("long", LONG)
     bench.now += 0.2
     bench.submit("short", SHORT)
@@ -150,9 +160,9 @@ def test_a_preempted_stream_does_not_wait_for_prompts_that_came_later(mode: Pree
 # Prompts that run.
 
 
-def with_running_prompt(policy: str = "fair", **shape: Any) -> CoreBench:
+def with_running_prompt(**given: Any) -> CoreBench:
     """A bench that has computed a part of a long prompt."""
-    bench = CoreBench(policy=policy, **shape)
+    bench = CoreBench(**{"policy": "fair"} | given)
     bench.submit("long", LONG)
     assert tokens_of(bench.step()) == {"long": 64}
     return bench
@@ -289,8 +299,8 @@ def test_of_prompts_that_run_the_one_that_is_due_first_goes_on() -> None:
     assert tokens_of(bench.step()) == {"shorter": 64}
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_under_other_policies_a_prompt_that_runs_goes_on_before_a_shorter_one(policy: str) -> None:
-    bench = with_running_prompt(policy)
+@pytest.mark.parametrize("limits", [SchedulerLimits(policy="fcfs"), SchedulerLimits(policy="priority"), IN_ORDER])
+def test_in_other_orders_a_prompt_that_runs_goes_on_before_a_shorter_one(limits: SchedulerLimits) -> None:
+    bench = with_running_prompt(limits=limits)
     bench.submit("short", SHORT)
     assert tokens_of(bench.step()) == {"long": 64}
