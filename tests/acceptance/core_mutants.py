@@ -277,9 +277,27 @@ MUTANTS = (
     ),
     Mutant(
         "policy/fair.py",
-        "due = min(due, request.deadline)",
-        "pass",
+        "(due if deadline is None else min(due, deadline), *arrival_order(sequence))",
+        "(due, *arrival_order(sequence))",
         "an early deadline does not make a request urgent",
+    ),
+    Mutant(
+        "request.py",
+        "(0.0 if self.num_output else FIRST_TOKEN_FACTOR * self.prompt_seconds)",
+        "0.0",
+        "a short prompt waits for a long one that came shortly before",
+    ),
+    Mutant(
+        "planning/prompt_turns.py",
+        "return replica.prompt_seconds(head) < left",
+        "return True",
+        "a prompt of which little is left waits for a long one",
+    ),
+    Mutant(
+        "policy/waiting.py",
+        "if self._predicts_prompts:",
+        "if self._predicts_prompts and not sequence.prompt_seconds:",
+        "what waited for a prefix counts as a prompt that is still to be computed",
     ),
     # Beam searches.
     Mutant(
