@@ -143,6 +143,10 @@ class Request:
         """The most tokens that one of its sequences may have."""
         return len(self.prompt) + (0 if self.returns_value else self.max_tokens)
 
+    def due_by(self, at: float) -> float:
+        """A time on the driver's clock, or the deadline if that is earlier."""
+        return at if self.deadline is None else min(at, self.deadline)
+
     def max_blocks(self, block_size: int) -> int:
         """The most blocks that one of its sequences may take, or all its beams, which share the prompt."""
         if self.beam is None:

@@ -276,9 +276,9 @@ MUTANTS = (
         "a deadline counts from the clock's zero",
     ),
     Mutant(
-        "policy/fair.py",
-        "(due if deadline is None else min(due, deadline), *arrival_order(sequence))",
-        "(due, *arrival_order(sequence))",
+        "request.py",
+        "return at if self.deadline is None else min(at, self.deadline)",
+        "return at",
         "an early deadline does not make a request urgent",
     ),
     Mutant(

@@ -32,7 +32,9 @@ class PromptTurns:
         least = min((known[tenant] for tenant in tenants if tenant in known), default=0.0)
         counts = self._counts[replica] = {tenant: known.get(tenant, least) for tenant in tenants}
         rank, now = self._waiting.policy.effective_priority, self._waiting.now
-        return sorted(prompts, key=lambda s: (-rank(s, now), counts[s.request.tenant], _due(s)))
+        return sorted(
+            prompts, key=lambda s: (-rank(s, now), counts[s.request.tenant], s.request.due_by(s.first_token_due))
+        )
 
     def goes_before(self, head: Sequence, running: Sequence, replica: Replica) -> bool:
         """Whether a queued sequence is computed before a prompt that runs on a replica.
@@ -70,8 +72,3 @@ class PromptTurns:
         is_higher = all(outranks(head, sequence, now) for sequence in prompts)
         num_uncomputed = head.num_known - (head.swapped_kv.num_tokens if head.swapped_kv is not None else 0)
         return min(num_uncomputed, budget // 2) if is_new or is_higher else 0
-
-
-def _due(sequence: Sequence) -> float:
-    deadline = sequence.request.deadline
-    return sequence.first_token_due if deadline is None else min(sequence.first_token_due, deadline)

@@ -164,8 +164,7 @@ class FairPolicy:
         return self._urgency_without_prompt(one) < self._urgency_without_prompt(other)
 
     def _due(self, sequence: Sequence, first_token_due: float) -> Urgency:
-        due, deadline = first_token_due + self._horizon, sequence.request.deadline
-        return (due if deadline is None else min(due, deadline), *arrival_order(sequence))
+        return (sequence.request.due_by(first_token_due + self._horizon), *arrival_order(sequence))
 
     def _rises_at(self, sequence: Sequence, num_classes: int) -> float:
         return sequence.ages_from + num_classes * self._ageing_seconds

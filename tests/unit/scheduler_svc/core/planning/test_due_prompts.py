@@ -222,7 +222,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_while_another_short_one_is_
 
 
 def test_a_long_prompt_of_which_little_fits_into_a_step_is_in_it_once() -> None:
-    bench = CoreBench(policy="fair", max_step_tokens=512, num_blocks=4000, limits=None)
+    bench = CoreBench(policy="fair", max_step_tokens=512, num_blocks=4000)
     for number in range(3):
         bench.submit(f"decode {number}", prompt(8, 1000 * number), 500)
     bench.step(busy_seconds=0.02)
