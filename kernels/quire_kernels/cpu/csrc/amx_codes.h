@@ -114,10 +114,10 @@ private:
     static void add_group(const Code* groups, int64_t stride, int64_t count, const int32_t* sums, float* totals, PrefetchStream& ahead) {
         for (int64_t i = 0; i < count; ++i, groups += stride, sums += PANEL, totals += PANEL) {
             const Floats scale = scale_of(groups);
-            const Ints offset = CODE_OFFSET * sum_of(groups);
+            const Ints start = start_of(groups);
             for (int side = 0; side < PANEL; side += LANES) {
                 const Floats before = IS_FIRST ? Floats{} : load_floats(totals + side);
-                store(totals + side, multiply_add(to_floats(load<Ints>(sums + side) - offset), scale, before));
+                store(totals + side, multiply_add(to_floats(load<Ints>(sums + side) + start), scale, before));
             }
             if (i % 4 == 0) ahead.prefetch();
         }
@@ -212,15 +212,15 @@ private:
         }
         for (int64_t i = 0; i < count; ++i, row_groups += stride, sums += PANEL, totals += PANEL) {
             const Floats factor = scale_of(row_groups);
-            const Ints codes = sum_of(row_groups);
+            const Floats codes = sum_of(row_groups);
             for (int side = 0; side < 2; ++side) {
                 float* total = totals + side * LANES;
                 Ints sum = load<Ints>(sums + side * LANES);
-                if constexpr (!NIBBLES) sum = sum - CODE_OFFSET * codes;
+                if constexpr (!NIBBLES) sum += start_of(row_groups);
                 if constexpr (MINIMUMS)
-                    add_with_minimum(total, sum, scales[side], zeros[side], to_floats(codes), factor);
+                    add_with_minimum(total, sum, scales[side], zeros[side], codes, factor);
                 else if constexpr (NIBBLES)
-                    add_scaled(total, sum, zeros[side], to_floats(codes), scales[side], factor);
+                    add_scaled(total, sum, zeros[side], codes, scales[side], factor);
                 else
                     add_scaled(total, sum, scales[side], factor);
             }

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "buffer.h"
 #include "matrix.h"
@@ -21,15 +22,19 @@ namespace quire {
 // Instructions multiply signed bytes by unsigned ones, so codes of weights have an offset.
 constexpr int CODE_OFFSET = 128;
 
-// Of each group of a row. The sum of its codes makes up for that offset.
+// Of each group of a row. Sums of its products with codes that have the offset begin at `start`, which makes up for it.
 struct CodeGroup {
     float scale;
-    int32_t sum;
+    int32_t start;
+    float sum;  // of its codes
+
+    CodeGroup(float scale, int32_t sum) : scale(scale), start(-CODE_OFFSET * sum), sum(static_cast<float>(sum)) {}
 };
 
-// Both, each in all lanes. A load from memory does that; of a number in another register it takes an instruction of its own.
+// Each in all lanes. A load from memory does that; of a number in another register it takes an instruction of its own.
 inline Floats scale_of(const Code* group) { return splat(load<float>(group + offsetof(CodeGroup, scale))); }
-inline Ints sum_of(const Code* group) { return splat(load<int32_t>(group + offsetof(CodeGroup, sum))); }
+inline Ints start_of(const Code* group) { return splat(load<int32_t>(group + offsetof(CodeGroup, start))); }
+inline Floats sum_of(const Code* group) { return splat(load<float>(group + offsetof(CodeGroup, sum))); }
 
 // The inputs of a group, of rows that a matrix is multiplied by.
 inline int64_t code_group_of(const Matrix& m) { return m.group ? m.group : 128; }
@@ -46,25 +51,24 @@ inline const Code* code_groups(const Matrix& m, const Code* row) { return row + 
 template <class L, class P>
 inline CodeGroup quantize_group(int64_t count, L&& load, P&& put) {
     constexpr float LEAST = 1e-30f;           // of a divisor: the quotient is finite
+    constexpr int32_t INFINITE = 0x7f800000;  // the bits of infinity
     const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer, in the lowest bits
     const Ints integers = (Ints)shift;
-    Floats peaks = {}, poison = {};
+    Ints peaks = {};  // bits of magnitudes, which are in the order of what they stand for, with NaN above all numbers
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats x = load(i), magnitude = select(x < 0.0f, -x, x);
+        const Ints magnitude = (Ints)load(i) & 0x7fffffff;
         peaks = select(magnitude > peaks, magnitude, peaks);
-        poison += x * 0.0f;  // NaN, if x is not finite
     }
-    const float peak = largest(peaks), factor = 127.0f / std::max(peak, LEAST);
+    const bool is_finite = !any(peaks >= splat(INFINITE));
+    const float peak = largest((Floats)peaks), factor = 127.0f / std::max(peak, LEAST);
     Words sums = {};  // what is not finite has codes of any size
     for (int64_t i = 0; i < count; i += LANES) {
         const Ints codes = (Ints)(load(i) * factor + shift) - integers;
         sums += (Words)codes;
         put(i, to_bytes(codes));
     }
-    uint32_t sum = 0;
-    for (int i = 0; i < LANES; ++i) sum += sums[i];
-    const float scale = peak / 127.0f + total(poison);
-    return {scale, std::isnan(scale) ? 0 : static_cast<int32_t>(sum)};
+    if (!is_finite) return {std::numeric_limits<float>::quiet_NaN(), 0};
+    return {peak / 127.0f, static_cast<int32_t>(total(sums))};
 }
 
 // Writes a row for a matrix, of which load(i) has the numbers from i on, zeros up to a multiple of LANES.

@@ -94,7 +94,7 @@ template <int M, int LINES, bool MINIMUMS>
         const uint8_t* words = panel + HEAD;
         const Code* codes = rows + first;
         Ints sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = -CODE_OFFSET * sum_of(groups + i * stride);
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = start_of(groups + i * stride);
         const int64_t steps = ceil_div(std::min(m.group, m.inputs - first), BYTES_IN_WORD);
         for (int64_t k = 0; k < steps; ++k, words += 2 * LINE, codes += BYTES_IN_WORD, next += LINES * LINE) {
             const Words left = load<Words>(words), right = load<Words>(words + LINE);
@@ -116,7 +116,7 @@ template <int M, int LINES, bool MINIMUMS>
                 const Code* row = groups + i * stride;
                 float* total = totals + i * PANEL + side * LANES;
                 if constexpr (MINIMUMS)
-                    add_with_minimum(total, sums[i][side], scale, load_float16(head + PANEL), to_floats(sum_of(row)), scale_of(row));
+                    add_with_minimum(total, sums[i][side], scale, load_float16(head + PANEL), sum_of(row), scale_of(row));
                 else
                     add_scaled(total, sums[i][side], scale, scale_of(row));
             }

@@ -218,7 +218,13 @@ inline Floats to_floats(Bytes v) {
 #endif
 }
 inline Bytes to_bytes(Ints v) { return __builtin_convertvector(v, Bytes); }
-inline Words to_words(Halves v) { return __builtin_convertvector(v, Words); }
+inline Words to_words(Halves v) {
+#ifdef __AVX512F__
+    return (Words)_mm512_cvtepu16_epi32((__m256i)v);  // GCC converts the halves one by one
+#else
+    return __builtin_convertvector(v, Words);
+#endif
+}
 inline Halves to_halves(Words v) { return __builtin_convertvector(v, Halves); }
 inline Words interleave_low(Words a, Words b) {
     return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -235,8 +241,12 @@ inline float reduce(Floats v, F&& join) {
     return v[0];
 }
 inline bool any(Ints comparison) {
+#ifdef __AVX512F__
+    return _mm512_test_epi32_mask((__m512i)comparison, (__m512i)comparison) != 0;
+#else
     const auto join = [](Floats a, Floats b) { return a > b ? a : b; };
     return reduce(to_floats(-comparison), join) > 0;
+#endif
 }
 #endif
 

@@ -139,7 +139,7 @@ template <int M, int LINES>
     const Code* groups = code_groups(m, rows);
     for (int64_t first = 0; first < m.inputs; first += size, groups += sizeof(CodeGroup)) {
         Ints sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = -CODE_OFFSET * sum_of(groups + i * stride);
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = start_of(groups + i * stride);
         const Code* codes = rows + first;
         const int64_t steps = ceil_div(std::min(size, m.inputs - first), V);
         for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, codes += V, next += LINES * LINE) {
@@ -152,6 +152,7 @@ template <int M, int LINES>
                 sums[i][1] = multiply_bytes(right, x, sums[i][1]);
             }
         }
+        asm("" : "+r"(totals));  // else GCC keeps totals in registers, and has too few for sums
         for (int i = 0; i < M; ++i)
             for (int side = 0; side < 2; ++side) add_scaled(totals + i * PANEL + side * LANES, sums[i][side], scale_of(groups + i * stride));
     }

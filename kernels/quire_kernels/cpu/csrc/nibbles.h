@@ -198,7 +198,7 @@ template <int M, int LINES, bool MINIMUMS>
             const Floats scale = load_float16(head), zero = load_float16(head + PANEL);
             for (int i = 0; i < M; ++i) {
                 const Code* row = groups + i * stride;
-                const Floats sum = to_floats(sum_of(row));
+                const Floats sum = sum_of(row);
                 float* total = totals + i * PANEL + side * LANES;
                 if constexpr (MINIMUMS)
                     add_with_minimum(total, sums[i][side], scale, zero, sum, scale_of(row));

@@ -52,6 +52,15 @@ inline bool any_above(Floats v, float bound) {
 inline float total(Floats v) {
     return reduce(v, [](auto a, auto b) { return a + b; });
 }
+inline uint32_t total(Words v) {
+#ifdef __AVX512F__
+    return static_cast<uint32_t>(_mm512_reduce_add_epi32((__m512i)v));
+#else
+    uint32_t sum = 0;
+    for (int i = 0; i < LANES; ++i) sum += v[i];
+    return sum;
+#endif
+}
 
 // 2**v, to some 2 units in the last place; 0 or nearly so below -126.5, infinite from 128 on at the latest.
 inline Floats exp2(Floats v) {
