@@ -113,7 +113,7 @@ class Admission:
         Its account cannot pay for it for `budget_seconds`.
         """
         return (
-            self.check_size(request, context_length)
+            self.check_size(request, request.max_length, context_length)
             or _refuse_costly(request)
             or self._check_account(request, rates)
             or self._check_room(request, rates)
@@ -177,9 +177,9 @@ class Admission:
         others = (load for name, load in self._tenants.items() if name != request.tenant)
         return ahead + sum(min(load.expected, share * load.weight) for load in others)
 
-    def check_size(self, request: Request, context_length: int) -> AdmissionRefusal | None:
-        """Why a request is too long ever to run, or None."""
-        if context_length and request.max_length > context_length:
+    def check_size(self, request: Request, length: int, context_length: int) -> AdmissionRefusal | None:
+        """Why a request of which a sequence needs room for `length` tokens is too long ever to run, or None."""
+        if context_length and length > context_length:
             message = f"prompt and max_tokens exceed the context of {context_length} tokens"
             return AdmissionRefusal(Failure.CONTEXT_LENGTH_EXCEEDED, message)
         most = min(self._limits.max_tokens, self._limits.max_tenant_tokens)

@@ -84,7 +84,7 @@ class Committer:
         end: End | None = None
         if last in request.stop_token_ids and num_output > request.min_tokens:
             end = StopToken(last)
-        elif num_output >= request.max_tokens:
+        elif num_output >= sequence.max_tokens:
             end = MaxTokens()
         if end is not None:
             self._waiting.admission.observe_end(request, num_output)

@@ -134,6 +134,11 @@ class Request:
         return self.result.form is ResultForm.VALUE
 
     @property
+    def ends_anywhere(self) -> bool:
+        """Whether its sequences may end before `max_tokens`: not a beam search, which returns whole sequences."""
+        return self.beam is None and not self.returns_value
+
+    @property
     def num_slots(self) -> int:
         """Slots that one of its sequences holds, or all beams of a search together."""
         return 1 if self.beam is None else self.beam.width
@@ -227,6 +232,10 @@ class Sequence:
     swapped_kv: SwappedKV | None = None
     last_preemption: PreemptionRecord | None = None
     charge: Charge | None = None  # of its request; None: its account has no limit of tokens
+    max_tokens: int = field(init=False)  # the request's, or fewer: see fit_context()
+
+    def __post_init__(self) -> None:
+        self.max_tokens = self.request.max_tokens
 
     def set_phase(self, phase: Phase) -> None:
         """Changes the phase. Raises AssertionError if that is not a legal transition."""
@@ -367,7 +376,7 @@ class Sequence:
         num_output, num_uncomputed = num_known - len(request.prompt), num_known - self.num_computed
         # With speculation steps in flight may return more tokens: what is planned must fit after the most.
         num_output += self.num_extra
-        if num_output >= request.max_tokens or num_uncomputed == 0:
+        if num_output >= self.max_tokens or num_uncomputed == 0:
             return False
         if request.beam is not None:
             return not self.num_promised  # its next token is chosen among all beams
@@ -375,6 +384,11 @@ class Sequence:
         return (
             not request.has_stop_strings or num_uncomputed > 1 or num_output < self.num_acknowledged + STOP_STRING_LEAD
         )
+
+    def fit_context(self, context_length: int) -> None:
+        """Ends where the context does, which may be smaller than when its request was accepted; 0: it is not known."""
+        if context_length and self.request.ends_anywhere:
+            self.max_tokens = min(self.request.max_tokens, context_length - len(self.request.prompt))
 
     def charge_to(self, charge: Charge | None) -> None:
         """Its tokens are paid from this charge from now on."""

@@ -103,6 +103,11 @@ class RequestTable:
             if one.charge is not None and one.charge.budget is budget and not (one.charge.is_paid or one.num_output)
         ]
 
+    def fit_context(self, context_length: int) -> None:
+        """The context has changed."""
+        for sequence in chain.from_iterable(self._requests.values()):
+            sequence.fit_context(context_length)
+
     def forget_hashes(self) -> None:
         """The block size has changed."""
         for sequence in chain.from_iterable(self._requests.values()):

@@ -247,6 +247,11 @@ class Scheduler:
 
         With `is_restored` the request was accepted before, and bounds of the queue do not matter.
         """
+        return self._check(request, now, is_restored=is_restored)
+
+    def _check(
+        self, request: Request, now: float, *, is_restored: bool, num_output: int | None = None
+    ) -> FailedEvent | None:
         if request.key in self._requests:
             return FailedEvent(request, Failure.KEY_IN_USE, "a request with this id is running")
         if not request.prompt or request.n < 1 or request.max_tokens < 1 or not request.weight > 0:
@@ -255,7 +260,7 @@ class Scheduler:
             return FailedEvent(request, Failure.INVALID, "a search must be at least as wide as n")
         if (conflict := refuse_combination(request)) is not None:
             return FailedEvent(request, Failure.INVALID, conflict)
-        refusal = self._refuse_unfit(request)
+        refusal = self._refuse_unfit(request, num_output)
         if refusal is None and not is_restored:
             admission, slot_seconds = self.waiting.admission, self.slot_wait.seconds
             refusal = admission.check(
@@ -281,11 +286,14 @@ class Scheduler:
         have ended, the request is not live.
         """
         self.waiting.now = now
-        if (rejected := self.check(request, now, is_restored=bool(restored))) is not None:
+        num_output = max((len(known.token_ids) for known in restored if not known.ended), default=0) if restored else None
+        if (rejected := self._check(request, now, is_restored=bool(restored), num_output=num_output)) is not None:
             return rejected
         sequences = self._requests.add(request, restored)
         if not sequences:
             return None
+        for sequence in sequences:
+            sequence.fit_context(self.context_length)
         first, *siblings = sequences
         self.waiting.add(first)
         for sibling in siblings:
@@ -347,7 +355,9 @@ class Scheduler:
             self._requests.forget_hashes()
         events: list[FailedEvent] = []
         for key in list(self.keys):
-            if (refusal := self._refuse_unfit(self.sequences(key)[0].request)) is not None:
+            sequences = self.sequences(key)
+            num_output = max(sequence.num_output for sequence in sequences if sequence.phase is not Phase.ENDED)
+            if (refusal := self._refuse_unfit(sequences[0].request, num_output)) is not None:
                 events += self._requests.cancel_all([key], refusal.failure, refusal.message)
         return events
 
@@ -399,6 +409,7 @@ class Scheduler:
     def _replicas_changed(self) -> None:
         if self.replicas:
             self.context_length = min(replica.shape.max_length for replica in self.replicas)
+            self._requests.fit_context(self.context_length)
         self.capacity.forget_rates()
 
     def _drain_retired(self) -> None:
@@ -409,10 +420,17 @@ class Scheduler:
                 if replica.is_retired:
                     self._preemptor.requeue_all(replica)
 
-    def _refuse_unfit(self, request: Request) -> AdmissionRefusal | None:
-        """Why a request can run on none of the replicas; None if it can, or if there are none."""
+    def _refuse_unfit(self, request: Request, num_output: int | None = None) -> AdmissionRefusal | None:
+        """Why a request can run on none of the replicas; None if it can, or if there are none.
+
+        `num_output` is given for a request that was accepted before: the most output tokens of its sequences. The
+        context may have become smaller since; it ends there, as long as there is room for a token.
+        """
+        length = request.max_length
+        if num_output is not None and request.ends_anywhere:
+            length = min(length, len(request.prompt) + num_output + 1)
         return (
-            self.waiting.admission.check_size(request, self.context_length)
+            self.waiting.admission.check_size(request, length, self.context_length)
             or refuse_kind(request, self.replicas)
             or self._refuse_wide(request)
             or refuse_beyond_account(request, self.replicas)

@@ -98,8 +98,8 @@ MUTANTS = (
     ),
     Mutant(
         "planning/step_builder.py",
-        "most = min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)",
-        "most = min(shape.max_sampled_tokens - 1, request.max_tokens - num_output)",
+        "most = min(shape.max_sampled_tokens - 1, sequence.max_tokens - num_output, num_slots)",
+        "most = min(shape.max_sampled_tokens - 1, sequence.max_tokens - num_output)",
         "speculated tokens exceed the blocks of a sequence",
     ),
     Mutant(

@@ -171,7 +171,7 @@ class StepBuilder:
         num_output = sequence.num_known - len(request.prompt) + sequence.num_extra + 1
         end = sequence.num_computed + sequence.num_extra + num_tokens
         num_slots = shape.num_blocks_for(end) * shape.block_size - end
-        most = min(shape.max_sampled_tokens - 1, request.max_tokens - num_output, num_slots)
+        most = min(shape.max_sampled_tokens - 1, sequence.max_tokens - num_output, num_slots)
         charge = sequence.charge
         return most if charge is None or charge.pays_ahead else min(most, charge.budget.available - 1)
 

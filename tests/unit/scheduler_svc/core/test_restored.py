@@ -73,9 +73,23 @@ def test_restored_request_is_accepted_despite_a_full_queue_and_its_deadline() ->
     assert bench.scheduler.is_live("a")
 
 
-def test_restored_request_that_never_fits_is_rejected() -> None:
+def test_restored_request_ends_where_a_smaller_context_does() -> None:
     bench = CoreBench(num_blocks=4)
-    refused = bench.scheduler.submit(Request("a", prompt(12), 1, 9), 0.0, [RestoredSequence([1], False)])
+    restore(bench, Request("a", prompt(12), 2, 9), RestoredSequence([1], False), RestoredSequence([1] * 8, True))
+    assert grown(bench) == [(0, place, [TOKEN]) for place in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("a", prompt(12), 1, 9),
+        Request("a", prompt(12), 2, 9, beam=BeamParams(2, 1.0, EarlyStopping.NEVER)),
+    ],
+)
+def test_restored_request_for_which_there_is_no_room_is_rejected(request_: Request) -> None:
+    bench = CoreBench(num_blocks=4)
+    known = [] if request_.beam else [1] * 4
+    refused = bench.scheduler.submit(request_, 0.0, [RestoredSequence(known, False)])
     assert refused is not None
     assert refused.reason is Failure.CONTEXT_LENGTH_EXCEEDED
 

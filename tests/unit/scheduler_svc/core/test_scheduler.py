@@ -298,6 +298,29 @@ def test_sequence_continues_on_a_worker_with_another_block_size() -> None:
     assert [*first[0].token_ids, *outputs[("a", 0)]] == continuation(prompt(9), 6, VOCAB)
 
 
+def test_sequence_ends_where_the_context_of_a_worker_does_that_came_back_with_fewer_blocks() -> None:
+    bench = Bench(num_blocks=4)
+    assert bench.scheduler.submit(Request("a", prompt(9), 1, 7), 0.0) is None
+    first = bench.step()
+    bench.scheduler.remove_replica(bench.replica)
+    other = Bench(num_blocks=3)
+    bench.replica, bench.worker = other.replica, other.worker
+    assert bench.scheduler.add_replica(bench.replica) == []
+    assert isinstance(first[0], TokensEvent)
+    outputs = bench.run()
+    assert [*first[0].token_ids, *outputs[("a", 0)]] == continuation(prompt(9), 7, VOCAB)[:3]
+
+
+def test_request_without_room_on_a_worker_that_came_back_with_fewer_blocks_fails() -> None:
+    bench = Bench(num_blocks=4)
+    assert bench.scheduler.submit(Request("a", prompt(9), 1, 7), 0.0) is None
+    for _ in range(3):
+        bench.step()
+    bench.scheduler.remove_replica(bench.replica)
+    (failed,) = bench.scheduler.add_replica(Bench(num_blocks=3).replica)
+    assert (failed.request.key, failed.reason) == ("a", Failure.CONTEXT_LENGTH_EXCEEDED)
+
+
 def test_queue_is_bounded() -> None:
     scheduler = Scheduler(SchedulerLimits(32, 8, AdmissionLimits(max_requests=1)))
     assert scheduler.submit(Request("a", prompt(4), 3, 5), 0.0) is None
