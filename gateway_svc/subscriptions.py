@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
 from gateway_svc import request_errors
+from gateway_svc.kept_ends import KeptEnds
 from gateway_svc.reader import Acknowledgement, Reader, ReaderAction, Release, StopFound
-from gateway_svc.stop_matches import StopMatches
 from gateway_svc.subscription import Subscriber, Subscription
 from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2
@@ -38,7 +38,8 @@ class Attachment:
 class Subscriptions:
     """All requests that have readers here, by key.
 
-    A Submit, Attach, Cancel or Finish that a lost session may not have delivered is sent again in the next session.
+    A Submit, Attach or Cancel that a lost session may not have delivered is sent again in the next session; a Finish as
+    an Attach with the tokens up to it.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Subscriptions:
         self._reconnect_timeout = reconnect_timeout
         self._subscriptions: dict[str, Subscription] = {}
         self._command_ids = command_ids
-        self._stop_matches = StopMatches()
+        self._kept_ends = KeptEnds()
         # Each with the time when its client cancelled.
         self._unsent_cancels: deque[tuple[scheduler_pb2.Cancel, float]] = deque(maxlen=_MAX_CANCELS)
         # When each was sent in this session, oldest first, and when its client cancelled, by key and submission id. An
@@ -104,8 +105,10 @@ class Subscriptions:
     def release(self, subscription: Subscription, subscriber: Subscriber, on_disconnect: OnDisconnect | None) -> None:
         """Removes a reader whose client left. `on_disconnect` is None if the reader has received everything."""
         submission = subscription.submission
-        if on_disconnect is None and submission.stop_matches and subscription.subscribers == (subscriber,):
-            self._stop_matches.add(subscription.key, submission.submission_id, submission.stop_matches)
+        if on_disconnect is None and subscription.subscribers == (subscriber,):
+            # Until the end is durable nobody else has it: a scheduler that takes over would compute it again.
+            unflushed = subscriber.reader.unflushed(submission.watermarks)
+            self._kept_ends.add(subscription.key, submission.submission_id, unflushed, submission.model_fingerprint)
         self._remove(subscription, subscriber, on_disconnect)
 
     # The session.
@@ -116,8 +119,9 @@ class Subscriptions:
         while self._unsent_cancels:
             cancel, cancelled_at = self._unsent_cancels.popleft()
             self._send_cancel(cancel, cancel.submission_id, cancelled_at)
-        for finish in self._stop_matches:
-            self._send(scheduler_pb2.SessionRequest(finish=finish))
+        for attach in self._kept_ends:
+            attach.command_id = next(self._command_ids)
+            self._send(scheduler_pb2.SessionRequest(attach=attach))
         self._send_next_for_all()
 
     def set_status(self, accepted_models: Collection[str], *, is_store_degraded: bool) -> None:
@@ -189,7 +193,7 @@ class Subscriptions:
                 for subscriber in subscription.subscribers if is_attached else ():
                     subscriber.reader.on_prompt_logprobs(event.prompt_logprobs)
             case "durable":
-                self._stop_matches.confirm_durable(event.key, event.durable)
+                self._kept_ends.confirm_durable(event.key, event.durable)
                 if is_attached:
                     subscription.submission.watermarks[event.durable.index] = event.durable.num_tokens
             case "prompt_paid":
@@ -293,9 +297,9 @@ class Subscriptions:
                 # The reader left before the answer came.
                 self._send(scheduler_pb2.SessionRequest(detach=scheduler_pb2.Detach(key=event.key)))
             case "durable":
-                self._stop_matches.confirm_durable(event.key, event.durable)
+                self._kept_ends.confirm_durable(event.key, event.durable)
             case "failed" if not event.HasField("command_id"):
-                self._stop_matches.forget(event.key)
+                self._kept_ends.forget(event.key)
 
     def _carry_out(self, subscription: Subscription, subscriber: Subscriber, action: ReaderAction) -> None:
         match action:

@@ -197,7 +197,7 @@ class Commands:
         live = self._live.get(attach.key)
         if live is None:
             return self._join_recorded(attach, attach.unflushed, session)
-        return self._join(live, attach, attach.unflushed, session)
+        return self._join_existing(live, attach, attach.unflushed, session)
 
     async def _join_recorded(
         self, request: "_Request", unflushed: "_Unflushed", session: GatewaySession, refusal: FailedEvent | None = None
@@ -230,9 +230,13 @@ class Commands:
     def _join_existing(
         self, found: LiveRequest, request: "_Request", unflushed: "_Unflushed", session: GatewaySession
     ) -> "_Remaining":
-        """Joins the request that has the key, unless its body is another one."""
-        if isinstance(request, scheduler_v1.Submit) and not _is_same(found.log.submit, request):
-            self._refuse(request, session, Failure.KEY_IN_USE, "another request has this id")
+        """Joins the request that has the key, unless its body, or the submission that was asked for, is another one."""
+        if isinstance(request, scheduler_v1.Submit):
+            if not _is_same(found.log.submit, request):
+                self._refuse(request, session, Failure.KEY_IN_USE, "another request has this id")
+                return None
+        elif request.submission_id not in ("", found.log.submit.submission_id):
+            self._refuse(request, session, Failure.UNKNOWN_REQUEST, "another submission has this id")
             return None
         return self._join(found, request, unflushed, session)
 
@@ -369,6 +373,9 @@ class _Request(Protocol):
 
     @property
     def command_id(self) -> int: ...
+
+    @property
+    def submission_id(self) -> str: ...
 
     @property
     def model_fingerprint(self) -> bytes: ...

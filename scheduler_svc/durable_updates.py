@@ -19,12 +19,13 @@ class DurableUpdates:
 
     def add(self, live: LiveRequest, index: int) -> None:
         """The store has more of a sequence, or its end: its gateways are sent an event soon."""
-        event = live.durable_update(index) if live.gateways else None
+        sessions = live.gateways or live.awaiting_end
+        event = live.durable_update(index) if sessions else None
         if event is None:
             return
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._send)
-        for session in live.gateways:
+        for session in sessions:
             self._pending.setdefault(session, []).append(event)
 
     def _send(self) -> None:

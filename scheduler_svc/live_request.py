@@ -30,6 +30,7 @@ class LiveRequest:
         "_request",
         "_timer",
         "accepted_at",
+        "awaiting_end",
         "gateways",
         "log",
         "model",
@@ -44,6 +45,8 @@ class LiveRequest:
         """When this scheduler accepted it as new, on the monotonic clock; None: an earlier one did."""
         self.model: ModelVersion | None = None  # that it runs on, or waits for
         self.gateways: list[GatewaySession] = []
+        self.awaiting_end: tuple[GatewaySession, ...] = ()
+        """Gateways that had its events when it ended: they keep its last tokens until these are durable."""
         self.trace: RequestTrace | None = None
         self._request: Request | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -150,6 +153,8 @@ class LiveRequest:
         if index >= len(self._num_sent_durable):
             return None  # of a search, whose results are its end
         sequence = self.log.sequences[index]
+        if sequence.end is not None and not sequence.is_end_durable:
+            return None  # or all of its tokens would seem to be the end
         if sequence.num_durable - self._num_sent_durable[index] < _DURABLE_STRIDE and not sequence.is_end_durable:
             return None
         self._num_sent_durable[index] = sequence.num_durable

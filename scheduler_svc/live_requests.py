@@ -144,6 +144,7 @@ class LiveRequests:
         A request that `is_restored` was accepted before: what its log has is restored, and no limit of a queue applies.
         """
         self._drop_ended(live.log.key)
+        live.awaiting_end = ()
         self._live[live.log.key] = live
         self.attachments.hold(live.log)
         self._advance(live, LiveEvent.START)
@@ -281,6 +282,7 @@ class LiveRequests:
             live.trace = None
         log.end(state, time.time(), None if failure is None else reason_to_proto(failure))
         self._journal.mark_changed(log)
+        live.awaiting_end = tuple(live.gateways)
         live.remove_gateways(*live.gateways)
         live.forget_request()
         self._keep_ended(live)
@@ -406,8 +408,8 @@ class LiveRequests:
 
     def on_durable(self, log: RequestLog, index: int) -> None:
         """The store has more of a sequence, or its end."""
-        live = self._live.get(log.key)
-        if live is not None:
+        live = self._live.get(log.key) or self._ended.get(log.key)
+        if live is not None and live.log is log:
             self._durable.add(live, index)
 
     def _send(self, live: LiveRequest, event: scheduler_v1.Event) -> None:

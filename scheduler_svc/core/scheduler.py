@@ -286,7 +286,8 @@ class Scheduler:
         have ended, the request is not live.
         """
         self.waiting.now = now
-        num_output = max((len(known.token_ids) for known in restored if not known.ended), default=0) if restored else None
+        lengths = [len(known.token_ids) for known in restored if not known.ended]
+        num_output = max(lengths, default=0) if restored else None
         if (rejected := self._check(request, now, is_restored=bool(restored), num_output=num_output)) is not None:
             return rejected
         sequences = self._requests.add(request, restored)

@@ -105,6 +105,28 @@ async def test_stop_strings_are_searched_for_on_and_acknowledged(
     assert (await standby.next("finish")).num_tokens == len(encoded("hello world"))
 
 
+async def test_the_end_of_an_answer_is_sent_to_a_scheduler_that_may_lack_it(
+    pair: tuple[Harness, ScriptedScheduler],
+) -> None:
+    quire, standby = pair
+    call = quire.stub.StreamGenerate(asking(request_id="mine"))
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.session.accept(submit.key)
+    quire.scheduler.session.tokens(submit.key, HELLO[:2], 0, model_fingerprint=b"version")
+    quire.scheduler.session.durable(submit.key, 2)
+    quire.scheduler.session.tokens(submit.key, HELLO[2:], 2, end=length_end())
+    *_, usage = await rest_of(call)
+    assert usage.usage.completion_tokens == len(HELLO)
+    await take_over(quire.scheduler, standby)
+    attach = await standby.next("attach")
+    assert (attach.key, attach.submission_id) == (submit.key, submit.submission_id)
+    assert attach.model_fingerprint == b"version"
+    (end,) = attach.unflushed
+    assert (end.offset, list(end.token_ids), end.is_truncated) == (2, HELLO[2:], False)
+    standby.session.attached(submit, scheduler_v1.Tokens(token_ids=HELLO, end=length_end()))
+    assert (await standby.next("detach")).key == submit.key
+
+
 async def test_tokens_that_changed_are_never_given_out(pair: tuple[Harness, ScriptedScheduler]) -> None:
     quire, standby = pair
     call = quire.stub.StreamGenerate(asking())

@@ -74,10 +74,13 @@ class SessionClient:
         await self.send(submit=submit)
         return submit
 
-    async def attach(self, key: str, *unflushed: scheduler_v1.UnflushedTokens) -> scheduler_v1.Event:
-        """Attaches to a request; returns the answer, Attached or Failed."""
+    async def attach(
+        self, key: str, *unflushed: scheduler_v1.UnflushedTokens, submission_id: str = ""
+    ) -> scheduler_v1.Event:
+        """Attaches to a request, or to one submission of it; returns the answer, Attached or Failed."""
         command_id = self._next()
-        await self.send(attach=scheduler_v1.Attach(key=key, command_id=command_id, unflushed=unflushed))
+        attach = scheduler_v1.Attach(key=key, command_id=command_id, unflushed=unflushed, submission_id=submission_id)
+        await self.send(attach=attach)
         return await self.answer(command_id)
 
     async def look_up(self, key: str) -> scheduler_v1.Event:

@@ -283,6 +283,17 @@ async def test_durable_tokens_are_reported_in_strides(running: Deployment) -> No
             assert all(later - earlier >= 32 for earlier, later in pairwise([0, *counts]))
 
 
+async def test_the_end_of_each_sequence_is_reported_as_durable(running: Deployment) -> None:
+    """Gateways keep the last tokens until then."""
+    async with running.session() as session:
+        await session.ready()
+        await session.submit(max_tokens=9, n=2)
+        ends = {0: 9, 1: 9}
+        async with asyncio.timeout(TIMEOUT):
+            while {e.durable.index: e.durable.num_tokens for e in session.events if e.HasField("durable")} != ends:
+                await session.read()
+
+
 async def test_a_session_without_events_gets_heartbeats(running: Deployment) -> None:
     async with running.session() as session:
         await session.ready()

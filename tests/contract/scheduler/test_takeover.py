@@ -98,6 +98,22 @@ async def test_what_a_gateway_holds_wins_over_the_store(
         assert log.sequences[0].token_ids == whole
 
 
+@pytest.mark.parametrize("is_truncated", [False, True])
+async def test_a_request_whose_clients_have_its_end_is_not_computed_again(
+    is_truncated: bool, redis_url: str, worker: Worker, store: RedisStore
+) -> None:
+    submit = await left_behind(store, expected(5), max_tokens=20 if is_truncated else 9)
+    end = unflushed(5, expected(9)[5:], is_truncated=is_truncated)
+    async with taken_over(redis_url, worker) as running, running.session() as session:
+        other = await session.attach(submit.key, end, submission_id="other")
+        assert other.failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
+        answer = await session.attach(submit.key, end, submission_id=submit.submission_id)
+        assert list(answer.attached.sequences[0].token_ids) == expected(9)
+        log = await until_recorded(store, submit.key, State.FINISHED)
+        assert log.sequences[0].token_ids == expected(9)
+        assert running.engine.requests.get(submit.key) is None
+
+
 async def test_a_tail_behind_a_hole_is_refused(redis_url: str, worker: Worker, store: RedisStore) -> None:
     submit = await left_behind(store, expected(5))
     async with taken_over(redis_url, worker) as running, running.session() as session:

@@ -261,16 +261,18 @@ class UnflushedTokens(_message.Message):
     def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., is_truncated: _Optional[bool] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("key", "command_id", "unflushed", "model_fingerprint")
+    __slots__ = ("key", "command_id", "unflushed", "model_fingerprint", "submission_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     UNFLUSHED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     command_id: int
     unflushed: _containers.RepeatedCompositeFieldContainer[UnflushedTokens]
     model_fingerprint: bytes
-    def __init__(self, key: _Optional[str] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
+    submission_id: str
+    def __init__(self, key: _Optional[str] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., model_fingerprint: _Optional[bytes] = ..., submission_id: _Optional[str] = ...) -> None: ...
 
 class Lookup(_message.Message):
     __slots__ = ("key", "command_id")

@@ -128,17 +128,21 @@ async def test_a_stop_match_that_the_scheduler_has_is_not_sent_again(
     assert not successor.all("finish")
 
 
-async def test_a_stop_match_of_a_request_without_readers_is_sent_again(
+async def test_the_end_of_a_request_without_readers_is_sent_again_with_its_tokens(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
-    request.stop_at(0, 2, is_last=True)
-    await grown(scheduler, request, 5, 6)
+    request.stop_at(0, 3, is_last=True)
+    await grown(scheduler, request, 5)
+    scheduler.session.durable("k", 1)
+    await grown(scheduler, request, 6, 7)
     await take_over(scheduler, successor)
-    finish = await successor.next("finish")
-    assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
-    assert finish.submission_id == only_submit(scheduler).submission_id
-    assert not successor.all("attach")
+    attach = await successor.next("attach")
+    assert (attach.key, attach.submission_id) == ("k", only_submit(scheduler).submission_id)
+    (end,) = attach.unflushed
+    assert (end.offset, list(end.token_ids), end.is_truncated) == (1, [6, 7], True)
+    successor.session.attached(there(), sequence(5, 6, 7, end=cut_end()))
+    assert (await successor.next("detach")).key == "k"
 
 
 @pytest.mark.parametrize("has_failed", [True, False])
@@ -156,10 +160,10 @@ async def test_a_stop_match_of_a_failed_request_is_not_sent_again(
     await client.running(scheduler, "other")
     await take_over(scheduler, successor)
     await successor.next("attach")
-    assert not successor.all("finish")
+    assert [attach.key for attach in successor.all("attach")] == ["other"]
 
 
-async def test_a_durable_stop_match_is_not_sent_again(
+async def test_a_durable_end_is_not_sent_again(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
     request = await client.running(scheduler)
@@ -171,7 +175,7 @@ async def test_a_durable_stop_match_is_not_sent_again(
     await other.next()
     await take_over(scheduler, successor)
     await successor.next("attach")
-    assert not successor.all("finish")
+    assert [attach.key for attach in successor.all("attach")] == ["other"]
 
 
 async def test_a_request_without_readers_is_not_attached_again(
