@@ -103,7 +103,8 @@ class ModelScheduler:
 
     def _join(self, command: scheduler_v1.Submit | scheduler_v1.Attach, request: ModelRequest | None) -> None:
         refusal, self.next_refusal = self.next_refusal, None
-        if refusal is None and request is None:
+        wanted = command.submission_id if isinstance(command, scheduler_v1.Attach) else ""
+        if refusal is None and (request is None or wanted not in ("", request.submission_id)):
             refusal = scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
         elif refusal is None and any(one.offset > len(request.tokens) for one in command.unflushed if request):
             refusal = scheduler_v1.FAILURE_REASON_DIVERGED
