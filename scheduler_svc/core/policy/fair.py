@@ -11,7 +11,7 @@ from scheduler_svc.core.policy.tenants import TenantQueues, Urgency
 from scheduler_svc.core.request import Sequence
 
 MAX_CLASSES = 16  # classes in use; beyond that a new priority counts as the next lower class in use, or the lowest
-_IDLE_AGEINGS = 8  # times ageing_seconds without a new request, after which a class is no longer in use
+_IDLE_AGEINGS = 8  # times ageing_seconds without requests, after which classes and tenants are no longer in use
 _MIN_WEIGHT = 1e-6
 _PRIORITY = attrgetter("priority")
 
@@ -44,7 +44,7 @@ class FairPolicy:
         self._waiting: dict[Sequence, FairClass] = {}  # with the class of its own priority
         self._classes: list[FairClass] = []  # in use, from the lowest
         self._tenants: dict[str, TenantQueues] = {}
-        self._max_tenants = 64  # above which idle tenants without debt are forgotten
+        self._max_tenants = 64  # above which those are forgotten that are idle, or do not wait and have no debt
         self._now = 0.0
         self._swept_at = 0.0
         self._num_charges = 0
@@ -75,6 +75,7 @@ class FairPolicy:
         own.num_waiting -= 1
         tenant = self._tenants[sequence.request.tenant]
         tenant.remove(own.priority, sequence)
+        tenant.used_at = self._now
         for other in self._classes[own.rank :]:
             self._update_turn(tenant, other)
 
@@ -97,6 +98,7 @@ class FairPolicy:
         tenant.served += num_tokens / max(request.weight, _MIN_WEIGHT)
         self._num_charges += 1
         tenant.charged_at = self._num_charges
+        tenant.used_at = self._now
 
     def preemption_key(self, sequence: Sequence) -> OrderKey:
         """A sequence counts in its effective class, also while it runs."""
@@ -272,11 +274,13 @@ class FairPolicy:
         if self._now < self._swept_at + self._ageing_seconds:
             return
         self._swept_at = self._now
-        oldest = self._now - _IDLE_AGEINGS * self._ageing_seconds
-        kept = [each for each in self._classes if each.num_waiting or each.used_at >= oldest]
+        kept = [each for each in self._classes if each.num_waiting or not self._is_idle(each.used_at)]
         if len(kept) < len(self._classes):
             self._classes = kept
             self._renumber_classes()
+
+    def _is_idle(self, used_at: float) -> bool:
+        return used_at < self._now - _IDLE_AGEINGS * self._ageing_seconds
 
     def _renumber_classes(self) -> None:
         """The classes have changed, and with them when requests rise. O(tenants × classes), and rare."""
@@ -297,8 +301,11 @@ class FairPolicy:
         return tenant
 
     def _forget_tenants(self) -> None:
+        """Forgets idle tenants, also with debt: where each comes once, the smallest counter never reaches theirs."""
         for tenant in list(self._tenants.values()):
-            if not tenant.waits and all(each.owes_nothing(tenant) for each in self._classes):
+            if tenant.waits:
+                continue
+            if self._is_idle(tenant.used_at) or all(each.owes_nothing(tenant) for each in self._classes):
                 for each in self._classes:
                     each.forget(tenant)
                 del self._tenants[tenant.name]

@@ -46,6 +46,7 @@ class TenantQueues:
         self.name = name
         self.served = 0.0
         self.charged_at = 0  # which charge, of all tenants, was its last one
+        self.used_at = 0.0  # when a sequence of it left the queue or was charged last, in seconds
         self._queues: dict[int, Queue] = {}
 
     @property

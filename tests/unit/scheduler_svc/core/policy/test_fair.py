@@ -359,6 +359,28 @@ def test_idle_tenants_are_forgotten_unless_they_have_debt() -> None:
     assert bench.policy.debt("debtor") > 0
 
 
+def test_tenants_that_come_once_are_forgotten() -> None:
+    bench = Bench()
+    for number in range(5000):
+        bench.now += 1
+        bench.come(f"tenant {number}")
+        bench.policy.charge(bench.take(), 100)
+    assert len(bench.policy._tenants) < 1000
+    assert bench.policy.debt("tenant 4999") > 0
+
+
+def test_tenant_whose_requests_run_is_not_forgotten() -> None:
+    bench = Bench()
+    bench.come("runs")
+    running = bench.take()
+    for number in range(1000):
+        bench.now += 1
+        bench.come(f"tenant {number}")
+        bench.take()
+        bench.policy.charge(running, 100)
+    assert bench.policy.debt("runs") >= 1000 * 100
+
+
 def test_100_000_queued_requests_are_admitted_in_fair_turns() -> None:
     bench, rng = Bench(), random.Random(4)
     tenants = [f"tenant {number}" for number in range(1000)]
