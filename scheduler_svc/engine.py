@@ -8,7 +8,7 @@ import heapq
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -253,7 +253,8 @@ class SchedulerEngine:
         """A worker is lost; its sequences continue on other workers of its model."""
         model = self._models_of.pop(replica)
         model.remove_worker(replica, time.monotonic())
-        self.requests.dispatch(model.core.remove_replica(replica, may_have_crashed=may_have_crashed))
+        with self._resigning_on_error():
+            self.requests.dispatch(model.core.remove_replica(replica, may_have_crashed=may_have_crashed))
         self._step_done.set()
         model.wake()
         self._send_status()
@@ -281,6 +282,18 @@ class SchedulerEngine:
         self._num_failures += 1
         if self._num_failures >= _MAX_FAILURES and not self._models_of:
             self._on_failed(error)
+
+    @contextmanager
+    def _resigning_on_error(self) -> Iterator[None]:
+        """Ends the term if an exception is raised here: the core may have changed, and the logs have not. The next term
+        rebuilds both from records and gateways.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._is_stopping = True  # a further step could send tokens that do not follow those of the log
+            self._on_failed(error)
+            raise
 
     def _update_models(self, now: float) -> None:
         """Moves requests to versions that serve, fails those of versions without workers, and drops such versions."""
@@ -367,9 +380,10 @@ class SchedulerEngine:
     def commit(self, replica: Replica, outcome: StepOutcome) -> None:
         """Applies the outcome of a step, and sends its events. Raises ValueError where it is not the step's."""
         model = self._models_of[replica]
-        with COMMIT_SECONDS.time():
-            events = model.core.commit(replica, outcome, time.monotonic())
-        self.requests.dispatch(events)
+        with self._resigning_on_error():
+            with COMMIT_SECONDS.time():
+                events = model.core.commit(replica, outcome, time.monotonic())
+            self.requests.dispatch(events)
         self._num_failures = 0
         self._step_done.set()
         if model.num_workers > 1:

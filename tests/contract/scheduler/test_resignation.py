@@ -1,7 +1,7 @@
 """A leader that cannot serve resigns; its requests continue with the next leader.
 
 What fails is a policy of another package, as an operator may install it: while a file exists, it raises where it is
-asked for the next sequence.
+asked for the next sequence. Where another file exists, it removes that and raises where it charges tokens.
 """
 
 import asyncio
@@ -28,6 +28,11 @@ class BreakablePolicy(FcfsPolicy):
         if os.path.exists(os.environ["BREAKS_WHILE"]):
             raise RuntimeError("a defect of the policy")
         return super().first(now)
+
+    def charge(self, sequence, num_tokens):
+        if os.path.exists(os.environ["BREAKS_ONCE"]):
+            os.unlink(os.environ["BREAKS_ONCE"])
+            raise RuntimeError("a defect of the policy")
 """
 
 
@@ -41,10 +46,12 @@ class Plugin:
         (info / "entry_points.txt").write_text("[quire.policies]\nbreakable = breakable:BreakablePolicy\n")
         (directory / "breakable.py").write_text(_SOURCE)
         self.breaks_while = directory / "is-broken"
+        self.breaks_once = directory / "breaks-once"
         self.variables = {
             "PYTHONPATH": os.pathsep.join([service_environment()["PYTHONPATH"], str(directory)]),
             "QUIRE_POLICY": "breakable",
             "BREAKS_WHILE": str(self.breaks_while),
+            "BREAKS_ONCE": str(self.breaks_once),
         }
 
 
@@ -95,6 +102,26 @@ async def test_a_leader_that_cannot_plan_resigns_and_a_standby_takes_over(
         assert (health["status"], health["resigned"]) == ("NOT_SERVING", why)
         assert (await second.health())["resigned"] is None
         assert first.process.returncode is None
+
+
+async def test_a_commit_that_fails_once_ends_the_term_and_costs_no_token(
+    redis_url: str, worker: Worker, plugin: Plugin, store: RedisStore
+) -> None:
+    async with scheduler_process(redis_url, worker.port, **plugin.variables) as only:
+        await only.until(SERVICE, SERVING)
+        async with only.session() as session:
+            await session.ready()
+            submit = await session.submit(max_tokens=200, detachable=True)
+            await session.until_tokens(submit.key, 20)
+            plugin.breaks_once.touch()
+            async with asyncio.timeout(TIMEOUT):
+                assert await session.end() is grpc.StatusCode.UNAVAILABLE
+            held = session.tokens(submit.key)
+        assert held == expected(200)[: len(held)]
+        log = await until_recorded(store, submit.key, State.FINISHED)
+        assert log.sequences[0].token_ids == expected(200)
+        metrics = await only.metrics()
+        assert metrics['quire_resignations_total{error="RuntimeError",part="steps"}'] == 1
 
 
 async def test_a_defect_of_every_leader_costs_no_request_and_is_met_ever_more_rarely(

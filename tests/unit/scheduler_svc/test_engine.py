@@ -1,15 +1,20 @@
-"""Which workers the engine wakes for a step."""
+"""Which workers the engine wakes for a step, and what ends a term."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from checksum_service import ChecksumService
+from memory_worker import Drawn
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport
+from scheduler_svc.core.policy import FairPolicy
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.step import StepOutcome
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.step_wire import shape_from_proto
@@ -73,3 +78,33 @@ async def test_workers_of_all_models_are_woken_where_an_account_gets_tokens_back
         engine.take(scheduler_v1.SessionRequest(cancel=scheduler_v1.Cancel(key="search")), running.gateway)
         assert wake.is_set()
         assert engine.schedule(second) is not None
+
+
+async def test_a_commit_that_fails_ends_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with deployment() as running:
+        engine, (first, _), (second, _) = running.engine, joined(running), joined(running)
+        for key in ("a", "b"):
+            started(engine, key)
+        plan = engine.schedule(first)
+        assert plan is not None
+        assert second.running
+        monkeypatch.setattr(FairPolicy, "charge", defect)
+        with pytest.raises(RuntimeError):
+            engine.commit(first, StepOutcome([Drawn([7]) for _ in plan.scheduled]))
+        assert [str(error) for error in running.failures] == ["a defect"]
+        assert engine.schedule(second) is None, "its tokens might not follow those that gateways have"
+
+
+async def test_a_worker_that_cannot_be_removed_ends_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with deployment() as running:
+        engine, (first, _), _ = running.engine, joined(running), joined(running)
+        started(engine, "a")
+        assert engine.schedule(first) is not None
+        monkeypatch.setattr(FairPolicy, "add", defect)
+        with pytest.raises(RuntimeError):
+            engine.remove_worker(first)
+        assert [str(error) for error in running.failures] == ["a defect"]
+
+
+def defect(*_: object) -> None:
+    raise RuntimeError("a defect")
