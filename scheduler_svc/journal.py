@@ -261,6 +261,7 @@ class Journal:
                 request.failure,
                 request.kept_seconds,
                 request.most_kept_seconds,
+                request.is_withdrawn,
             )
             call.batch.endings.append(ending)
             call.ended.append(request)

@@ -297,7 +297,9 @@ class LiveRequests:
         self._end(live, failure)
 
     def withdraw(self, log: RequestLog) -> None:
-        """A new request is refused because it is not known whether the store has recorded it: if so, it ends there."""
+        """A new request is refused because it is not known whether the store has recorded it: if so, it ends there; if
+        not, it is not recorded later.
+        """
         submit = scheduler_v1.Submit(key=log.key, submission_id=log.submit.submission_id)
         if log.submit.HasField("retention"):
             submit.retention.CopyFrom(log.submit.retention)

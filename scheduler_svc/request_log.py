@@ -148,6 +148,11 @@ class RequestLog:
         return self.submit.retention.most_seconds or None
 
     @property
+    def is_withdrawn(self) -> bool:
+        """Whether it was refused because it is not known whether the store has recorded it."""
+        return self.failure == scheduler_v1.FAILURE_REASON_STORE_DEGRADED
+
+    @property
     def is_recorded(self) -> bool:
         """Whether the store has the submission, however many of its tokens."""
         return self.record in (RecordState.RECORDED, RecordState.COMPLETE)

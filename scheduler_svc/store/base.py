@@ -22,7 +22,7 @@ class StaleEpoch(Exception):  # noqa: N818
 
 
 class DeletedSubmission(Exception):  # noqa: N818
-    """The record of this submission was deleted a short time ago: it is not recorded again."""
+    """This submission was deleted or withdrawn a short time ago: it is not recorded again."""
 
 
 class EpochOutsideWindow(Exception):  # noqa: N818
@@ -85,6 +85,8 @@ class Ending:
 
     The record is kept for `kept_seconds` from this call on, at most for the store's TTL. 0: for the store's grace, or
     for `most_kept_seconds` if that is less; None: for its TTL.
+
+    One that `is_withdrawn` is not recorded in the next minute: a call of `put` for it may arrive after this one.
     """
 
     key: str
@@ -94,6 +96,7 @@ class Ending:
     failure: scheduler_v1.FailureReason | None = None
     kept_seconds: int | None = None
     most_kept_seconds: int | None = None
+    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +214,8 @@ class Store(Protocol):
 
         Returns that record, with all its tokens, or None where this one is recorded. Another submission's record has
         the key if it is live or finished, and this one's own record if it has tokens or has finished. Raises
-        UnusableRecord where the record that has the key cannot be read, and DeletedSubmission where this one's own
-        record was deleted in the last minute.
+        UnusableRecord where the record that has the key cannot be read, and DeletedSubmission where this submission
+        was deleted or withdrawn in the last minute.
         """
         ...
 

@@ -66,10 +66,11 @@ def pack_record(log: RequestLog, keys: RecordKeys) -> list[Argument]:
     ]
 
 
-def pack_ending(ending: Ending, ttl: int) -> list[Argument]:
-    """The six arguments of an ending; `ttl` is in seconds."""
+def pack_ending(ending: Ending, ttl: int, withdrawn_ttl: int) -> list[Argument]:
+    """The seven arguments of an ending; `ttl`, and `withdrawn_ttl` of what is withdrawn, are in seconds."""
     failure = "" if ending.failure is None else int(ending.failure)
-    return [ending.key, ending.submission_id, ending.state.value, repr(ending.at), failure, ttl]
+    refused = withdrawn_ttl if ending.is_withdrawn else 0
+    return [ending.key, ending.submission_id, ending.state.value, repr(ending.at), failure, ttl, refused]
 
 
 def pack_spending(batch: WriteBatch) -> str:

@@ -102,7 +102,7 @@ class RedisStore:
         for record in batch.records:
             rest += pack_record(record, keys)
         for ending in batch.endings:
-            rest += pack_ending(ending, self._ttl_after(ending))
+            rest += pack_ending(ending, self._ttl_after(ending), _DELETED_TTL)
         reply = await self._steps.evaluate(
             "write",
             epoch,

@@ -32,7 +32,7 @@ class StoreKeys(NamedTuple):
     buckets: str
     """What keys of buckets begin with."""
     deleted: str
-    """What keys begin with that say which submissions were deleted a short time ago."""
+    """What keys begin with that say which submissions were deleted or withdrawn a short time ago."""
 
     @classmethod
     def of(cls, prefix: str) -> "StoreKeys":
@@ -263,9 +263,9 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, spending
   if spending ~= '' then note_spending(cjson.decode(spending)) end
   local gaps, gapped = writes(blob, ttl, is_taken)
   while at <= #rest do
-    local key, submission, state, ended_at, failure, kept = unpack(rest, at, at + 5)
-    at = at + 6
-    if not gapped[key] then finish(key, submission, state, ended_at, failure, kept, is_taken) end
+    local key, submission, state, ended_at, failure, kept, refused = unpack(rest, at, at + 6)
+    at = at + 7
+    if not gapped[key] then finish(key, submission, state, ended_at, failure, kept, refused, is_taken) end
   end
   return {gaps, taken}
 end

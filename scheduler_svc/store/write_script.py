@@ -122,8 +122,10 @@ local function writes(blob, ttl, is_taken)
   return gaps, gapped
 end
 
-local function finish(key, submission, state, ended_at, failure, ttl, is_taken)
+-- `refused`: for how many seconds the submission is not recorded, where it was withdrawn.
+local function finish(key, submission, state, ended_at, failure, ttl, refused, is_taken)
   local name = PREFIX .. key
+  if tonumber(refused) > 0 then call('SET', DELETED .. submission, '', 'EX', refused) end
   local there = fields_of(name, 'submission_id', 'count')
   if is_taken(key, submission, there[1]) or not there[1] then return end
   call('HSET', name, 'state', state, 'ended_at', ended_at)

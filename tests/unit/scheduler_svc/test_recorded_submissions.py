@@ -14,8 +14,8 @@ from commands_bench import (
     until,
 )
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scheduler_svc.request_log import State
-from scheduler_svc.store.base import MalformedRecord, StoreUnavailable
+from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.store.base import DeletedSubmission, MalformedRecord, StoreUnavailable
 
 
 async def test_a_request_that_waits_is_recorded_again_where_the_store_has_lost_it(url: str) -> None:
@@ -92,6 +92,28 @@ async def test_the_record_of_a_request_that_cannot_be_started_ends(
         assert await on.store.live() == []
 
 
+async def test_a_refused_request_is_not_recorded_by_a_call_that_arrives_late(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[tuple[RequestLog, int]] = []
+
+    async def put(log: RequestLog, epoch: int) -> None:
+        late.append((log, epoch))
+        raise StoreUnavailable("it took too long to answer")
+
+    async with bench(url, needs_store=True) as on:
+        with monkeypatch.context() as patches:
+            patches.setattr(on.store, "put", put)
+            on.ask(submit=named())
+            await until(lambda: 7 in on.answers)
+        assert on.answers[7].failed.reason == scheduler_v1.FAILURE_REASON_STORE_DEGRADED
+        assert await on.journal.flush(20)
+        with pytest.raises(DeletedSubmission):
+            await on.store.put(*late[0])
+        assert await on.store.live() == []
+        assert (await on.submit("another")).accepted.is_durable
+
+
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), MalformedRecord("malformed"), ValueError()], ids=repr)
 async def test_a_request_that_cannot_be_recorded_does_not_count(
     error: Exception, url: str, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +128,7 @@ async def test_a_request_that_cannot_be_recorded_does_not_count(
                 if command_id < 3:
                     patches.setattr(on.store, "put", put)
                 submission = f"submission {command_id}"
-                on.ask(submit=unrecorded(key=submission, retention=None, limits=account, command_id=command_id))
+                fields = {"key": submission, "submission_id": submission, "command_id": command_id}
+                on.ask(submit=unrecorded(retention=None, limits=account, **fields))
                 await until(partial(on.answers.__contains__, command_id))
             assert on.answers[command_id].HasField("failed") is is_refused

@@ -1,5 +1,7 @@
 """A record and its tokens are read as they were written."""
 
+from dataclasses import replace
+
 import pytest
 import redis
 
@@ -87,6 +89,22 @@ async def test_a_deleted_submission_is_not_recorded_again_for_a_minute(
     found = await store.put(log, EPOCH)
     assert found is not None
     assert found.submit.submission_id == another.submit.submission_id
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+async def test_a_withdrawn_submission_is_not_recorded_for_a_minute(
+    store: RedisStore, keys: "redis.Redis", is_recorded: bool
+) -> None:
+    log = request_log("name")
+    if is_recorded:
+        await store.put(log, EPOCH)
+    ending = replace(ending_of(log, State.FAILED), is_withdrawn=True)
+    assert await store.write(WriteBatch(endings=[ending]), EPOCH) == []
+    with pytest.raises(DeletedSubmission):
+        await store.put(log, EPOCH)
+    assert await store.live() == []
+    assert 0 < keys.ttl(f"{{quire}}:deleted:{log.submit.submission_id}") <= 60
+    assert await store.put(request_log("name"), EPOCH) is None
 
 
 async def test_a_replaced_scheduler_deletes_nothing(store: RedisStore) -> None:
