@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -157,7 +158,8 @@ class RedisStore:
         return await asyncio.to_thread(unpack_log, pages, self.record_keys)
 
     async def delete(self, key: str, epoch: int) -> bool:
-        return bool(await self._records.evaluate("delete", epoch, _EPOCH_TTL, key, _DELETED_TTL))
+        call_id = uuid.uuid4().hex  # the call is repeated where its connection breaks
+        return bool(await self._records.evaluate("delete", epoch, _EPOCH_TTL, key, _DELETED_TTL, call_id))
 
     async def live(self) -> list[RequestLog]:
         logs: list[RequestLog] = []

@@ -32,7 +32,9 @@ class StoreKeys(NamedTuple):
     buckets: str
     """What keys of buckets begin with."""
     deleted: str
-    """What keys begin with that say which submissions were deleted or withdrawn a short time ago."""
+    """What keys begin with that say which submissions were deleted or withdrawn a short time ago, and which calls have
+    deleted one.
+    """
 
     @classmethod
     def of(cls, prefix: str) -> "StoreKeys":
@@ -175,14 +177,17 @@ function ops.read(_, key, part, first)
 end
 
 -- A gateway that has not been sent the end of the request submits it again to the next scheduler: `kept` is for how
--- many seconds that is refused. A Redis that is full does not refuse the SET, since it follows a DEL.
-function ops.delete(_, epoch, epoch_ttl, key, kept)
+-- many seconds that is refused. A call with the same `call_id`, whose connection broke, may have removed the record
+-- before. A Redis that is full does not refuse a SET, since it follows a DEL.
+function ops.delete(_, epoch, epoch_ttl, key, kept, call_id)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
+  if call('EXISTS', DELETED .. call_id) == 1 then return 1 end
   if call('EXISTS', name) == 0 then return 0 end
   local there = fields_of(name, 'count', 'submission_id')
   remove(name, there[1])
   call('SREM', LIVE, key)
+  call('SET', DELETED .. call_id, '', 'EX', kept)
   if there[2] then call('SET', DELETED .. there[2], '', 'EX', kept) end
   return 1
 end

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -41,17 +41,16 @@ async def again(store: RedisStore, epoch: int = EPOCH) -> None:
 
 
 @asynccontextmanager
-async def slowed(url: str, delay: float) -> AsyncIterator[str]:
-    """The URL of a relay to a server, whose answers take `delay` seconds longer."""
+async def relayed(url: str, send: Callable[[asyncio.StreamWriter, bytes], object]) -> AsyncIterator[str]:
+    """The URL of a relay to a server. Each answer is given to `send`, with the client's connection."""
     server = urlsplit(url)
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
         answers, asked = await asyncio.open_connection(server.hostname, server.port)
 
         async def answer() -> None:
             while data := await answers.read(1 << 16):
-                loop.call_later(delay, writer.write, data)
+                send(writer, data)
 
         answering = asyncio.create_task(answer())
         while data := await reader.read(1 << 16):
@@ -218,12 +217,40 @@ async def test_a_write_that_comes_behind_a_later_one_is_not_done(
     assert found.sequences[0].token_ids == [1, 2, 3]
 
 
+async def test_a_deletion_whose_connection_breaks_has_deleted(store: RedisStore, server: RedisServer) -> None:
+    is_lost = asyncio.Event()
+    is_lost.set()
+
+    def send(writer: asyncio.StreamWriter, data: bytes) -> None:
+        if is_lost.is_set():
+            writer.write(data)
+        else:
+            is_lost.set()
+            writer.close()
+
+    log = request_log()
+    await store.put(log, EPOCH)
+    async with relayed(server.url, send) as url:
+        through_relay = RedisStore(url, TTL)
+        try:
+            assert await through_relay.read(log.key) is not None
+            is_lost.clear()
+            assert await through_relay.delete(log.key, EPOCH)
+            assert is_lost.is_set()
+            assert await store.read(log.key) is None
+            assert not await through_relay.delete(log.key, EPOCH), "another call"
+        finally:
+            await through_relay.close()
+
+
 async def test_more_puts_than_a_slow_server_answers_do_not_keep_the_steps_and_the_lease_waiting(
     mortal: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
         mortal.start()
-        async with slowed(mortal.url, 0.15) as url:
+        # Answers take 0.15 s longer.
+        loop = asyncio.get_running_loop()
+        async with relayed(mortal.url, lambda writer, data: loop.call_later(0.15, writer.write, data)) as url:
             monkeypatch.setattr(
                 "scheduler_svc.store.connection._TIMEOUT", 60
             )  # of connections and answers, not of turns
