@@ -156,7 +156,7 @@ class Gap:
     """A write, by its index in the batch, that was not done: it began beyond the tokens or log-probabilities of the
     prompt, that the store has.
 
-    `num_tokens` is how many tokens the store has of the sequence; None: there is no record.
+    `num_tokens` is how many tokens the store has of the sequence; None: there is no record of the submission.
     """
 
     index: int
@@ -165,7 +165,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class KeyTaken:
-    """A submission of which nothing was written: another submission has its key."""
+    """A submission whose record, and with it anything else of it, was not written: another submission has its key."""
 
     key: str
     submission_id: str

@@ -231,7 +231,8 @@ end
 
 __WRITES__
 -- Whether a submission that ran while the store was away replaces a record: not one that has finished, or is live and
--- has tokens, since clients may resume it. Otherwise the one that was accepted later has the key.
+-- has tokens, since clients may resume it. Otherwise the one that was accepted later has the key. Only a call with the
+-- submission's record decides this.
 local function may_be_replaced(name, newer, state, accepted_at, count)
   if state == 'finished' or (state == 'accepted' and has_gone_on(name, count)) then return false end
   return (tonumber(accepted_at or '0') or 0) <= tonumber(newer)
@@ -243,16 +244,7 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, spending
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   if tonumber(number) < tonumber(call('HGET', EPOCH, 'write') or '0') then return redis.error_reply('QUIRELATE') end
   call('HSET', EPOCH, 'write', number)
-  local rest, at, taken, is_listed = {...}, 1, {}, {}
-  local function is_taken(key, submission, by)
-    if not by or by == submission then return false end
-    if not is_listed[key .. submission] then
-      is_listed[key .. submission] = true
-      table.insert(taken, key)
-      table.insert(taken, submission)
-    end
-    return true
-  end
+  local rest, at, taken, is_taken = {...}, 1, {}, {}
   for _ = 1, tonumber(num_records) do
     local key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id = unpack(rest, at, at + 8)
     at = at + 9
@@ -261,8 +253,10 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, spending
     if not there[1] or (is_own and not has_key) or
         (not is_own and may_be_replaced(PREFIX .. key, accepted_at, there[2], there[3], there[4])) then
       record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
-    else
-      is_taken(key, submission, there[1])
+    elseif not is_own then
+      is_taken[key .. submission] = true
+      table.insert(taken, key)
+      table.insert(taken, submission)
     end
   end
   if spending ~= '' then note_spending(cjson.decode(spending)) end
@@ -270,7 +264,7 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, spending
   while at <= #rest do
     local key, submission, state, ended_at, failure, kept, refused = unpack(rest, at, at + 6)
     at = at + 7
-    if not gapped[key] then finish(key, submission, state, ended_at, failure, kept, refused, is_taken) end
+    if not gapped[key] then finish(key, submission, state, ended_at, failure, kept, refused) end
   end
   return {gaps, taken}
 end

@@ -83,7 +83,8 @@ local function writes(blob, ttl, is_taken)
     local has_logprobs = num_logprobs ~= 4294967295
     local logprobs, prompt = take_each(has_logprobs and num_logprobs or 0), take_each(num_prompt)
     local name = PREFIX .. key
-    -- How much there is, where that is less than the write needs.
+    -- How much there is, where that is less than the write needs: -1 without a record of the submission. Another one's
+    -- may be older than this one's, which the store has lost.
     local function write()
       local there = call('HMGET', name, 'submission_id', 'count', 'num_tokens:' .. index, 'num_logprobs:' .. index,
         'state')
@@ -93,8 +94,8 @@ local function writes(blob, ttl, is_taken)
         if has_logprobs then have = math.min(have, call('LLEN', name .. ':logprobs:' .. index)) end
         if prompt_offset > 0 then have_prompt = call('LLEN', name .. ':prompt_logprobs') end
       end
-      if is_taken(key, submission, there[1]) then return nil end
-      if not there[1] or offset > have or prompt_offset > have_prompt then return have end
+      if is_taken[key .. submission] then return nil end
+      if offset > have or prompt_offset > have_prompt then return have end
       local kept = time_to_live(name, there[5], ttl)
       extend(name, index, offset, packed, token_size, logprobs, cuts == 1, kept)
       note_counts(name, index, offset, #packed / token_size, logprobs, cuts == 1, there[3], there[4])
@@ -123,11 +124,11 @@ local function writes(blob, ttl, is_taken)
 end
 
 -- `refused`: for how many seconds the submission is not recorded, where it was withdrawn.
-local function finish(key, submission, state, ended_at, failure, ttl, refused, is_taken)
+local function finish(key, submission, state, ended_at, failure, ttl, refused)
   local name = PREFIX .. key
   if tonumber(refused) > 0 then call('SET', DELETED .. submission, '', 'EX', refused) end
   local there = fields_of(name, 'submission_id', 'count')
-  if is_taken(key, submission, there[1]) or not there[1] then return end
+  if there[1] ~= submission then return end
   call('HSET', name, 'state', state, 'ended_at', ended_at)
   if failure ~= '' then call('HSET', name, 'failure', failure) end
   call('EXPIRE', name, ttl)

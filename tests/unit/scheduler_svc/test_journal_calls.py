@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from journals import JournalCallbacks, at_work, journal_of, read, whole
+from journals import EPOCH, JournalCallbacks, at_work, journal_of, read, whole
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
 from scheduler_svc.journal import Journal
 from scheduler_svc.request_log import RecordState, RequestLog, State
-from scheduler_svc.store.base import Gap, KeyTaken, StoreUnavailable, WriteBatch
+from scheduler_svc.store.base import Ending, Gap, KeyTaken, StoreUnavailable, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -259,6 +259,34 @@ async def test_another_submission_that_one_call_cannot_hold_is_not_written_eithe
     assert await journal.flush(60)
     assert later.record is RecordState.DISPLACED
     assert (await read(store, first)).submit == first.submit
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("state", [State.CANCELLED, State.FAILED, State.FINISHED])
+async def test_a_request_that_the_store_lost_replaces_the_earlier_one_of_its_name_unless_that_finished(
+    store: RedisStore, journal: Journal, keys: "redis.Redis", state: State, is_over: bool
+) -> None:
+    """As where the primary of a Redis fails before its replica has the later record."""
+    earlier, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
+    journal.mark_changed(later)
+    assert await journal.flush(60)
+    keys.flushall()
+    keys.script_flush()
+    ending = Ending(earlier.key, earlier.submit.submission_id, state, 10.5)
+    assert await store.write(WriteBatch([earlier], endings=[ending]), EPOCH) == []
+    if is_over:
+        end(later, State.CANCELLED)
+    else:
+        later.sequences[0].token_ids = [7]
+    journal.mark_changed(later)
+    assert await journal.flush(60)
+    found = await read(store, later)
+    if state is State.FINISHED:
+        assert (later.record, found.submit) == (RecordState.DISPLACED, earlier.submit)
+    else:
+        assert later.is_durable
+        assert (found.submit, found.state) == (later.submit, later.state)
+        assert found.sequences[0].token_ids == later.sequences[0].token_ids
 
 
 async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_store_together(

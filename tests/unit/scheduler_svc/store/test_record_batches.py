@@ -7,7 +7,7 @@ import redis
 
 from request_logs import request_log
 from scheduler_svc.request_log import State
-from scheduler_svc.store.base import KeyTaken, StaleEpoch, WriteBatch
+from scheduler_svc.store.base import Gap, KeyTaken, StaleEpoch, WriteBatch
 from scheduler_svc.store.client import Argument
 from scheduler_svc.store.redis import RedisStore
 from store_writes import EPOCH, ending_of, packed, put, tokens_of, write_of
@@ -68,7 +68,8 @@ async def test_a_later_submission_of_a_batch_leaves_the_result_alone_and_is_repo
     taken = [KeyTaken(later.key, later.submit.submission_id)]
     assert await store.write(WriteBatch([later]), EPOCH) == taken
     assert await store.write(WriteBatch([later], [write_of(later, 0, [7])], [ending_of(later)]), EPOCH) == taken
-    assert await store.write(WriteBatch(writes=[write_of(later, 1, [8])]), EPOCH) == taken
+    assert await store.write(WriteBatch(writes=[write_of(later, 0, [8])]), EPOCH) == [Gap(0, None)]
+    assert await store.write(WriteBatch(endings=[ending_of(later)]), EPOCH) == []
     found = await store.read(first.key)
     assert found is not None
     assert (found.submit, found.state, found.sequences[0].token_ids) == (first.submit, state, [1, 2])
