@@ -36,7 +36,9 @@ _MIN_INTERVAL = 0.05  # seconds from one call to the next, unless it is urgent: 
 _RETRY = 0.1  # seconds until a call that failed is repeated
 _WATCH = 1.0  # seconds between checks, while nothing is written, whether the store was restarted
 _MAX_LAG = 2.0  # seconds of lag from which on the store counts as degraded
-_UNCONFIRMED_SECONDS = 5.0  # seconds after its end in which a request is written again if the store was restarted
+# Seconds after the end of a request, or a cut, in which the request, or the cut, is written again if the store was
+# restarted.
+_UNCONFIRMED_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -85,6 +87,8 @@ class Journal:
         self._ended: deque[tuple[float, RequestLog]] = deque()
         self._kept: dict[RequestLog, int] = {}  # weights of ended requests that waited when a write failed
         self._unconfirmed: set[RequestLog] = set()
+        # Where sequences were truncated in the store: from where, and when, oldest first.
+        self._cuts: dict[tuple[RequestLog, int], tuple[int, float]] = {}
         self._num_restarts = store.num_restarts
 
     def mark_changed(self, request: RequestLog) -> None:
@@ -317,6 +321,9 @@ class Journal:
                 continue
             if request.record is RecordState.DISPLACED:
                 continue
+            if write.truncates:
+                first, _ = self._cuts.pop((request, index), (write.offset, now))
+                self._cuts[request, index] = min(first, write.offset), now
             if index == 0:
                 num_prompt = write.prompt_offset + len(write.prompt_logprobs)
                 request.num_prompt_logprobs_durable = max(request.num_prompt_logprobs_durable, num_prompt)
@@ -371,6 +378,8 @@ class Journal:
         self._requeue_after_restart()
         while self._ended and self._ended[0][0] < now - _UNCONFIRMED_SECONDS:
             self._ended.popleft()
+        while self._cuts and next(iter(self._cuts.values()))[1] < now - _UNCONFIRMED_SECONDS:
+            del self._cuts[next(iter(self._cuts))]
 
     def _requeue_after_restart(self) -> None:
         if self._num_restarts == self._store.num_restarts:
@@ -381,6 +390,11 @@ class Journal:
                 self.mark_changed(request)
                 self._unconfirmed.add(request)
         self._ended.clear()
+        for (request, index), (offset, _) in self._cuts.items():
+            if request in self._unconfirmed:  # the store may have the tokens from before the cut again
+                request.sequences[index].lose(offset)
+                self._truncated.add((request, index))
+        self._cuts.clear()
 
     def _drop_oldest(self) -> None:
         """Keeps only the latest of the ended requests that wait for the store, as far as their weight allows."""

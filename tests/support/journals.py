@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import redis
+
 from redis_server import RedisServer
 from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.journal import Journal
@@ -49,6 +51,19 @@ async def at_work(journal: Journal) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def contents(keys: "redis.Redis") -> dict[bytes, bytes]:
+    """All that a server has, by key."""
+    return {name: value for name in keys.scan_iter() if (value := keys.dump(name)) is not None}
+
+
+def fail_over(keys: "redis.Redis", earlier: dict[bytes, bytes]) -> None:
+    """As where the primary of a Redis fails and its replica has no more than the `earlier` contents."""
+    keys.flushall()
+    for name, value in earlier.items():
+        keys.restore(name, 500_000, value)
+    keys.script_flush()
 
 
 async def read(store: RedisStore, log: RequestLog) -> RequestLog:

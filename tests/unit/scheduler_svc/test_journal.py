@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 import redis
 
-from journals import EPOCH, JournalCallbacks, at_work, journal_of, read, store_at, whole
+from journals import (
+    EPOCH,
+    JournalCallbacks,
+    at_work,
+    contents,
+    fail_over,
+    journal_of,
+    read,
+    store_at,
+    whole,
+)
 from redis_server import RedisServer
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc import journal as journal_module
@@ -99,6 +109,35 @@ async def test_a_truncated_sequence_continues_with_other_tokens(store: RedisStor
     assert await journal.flush(60)
     (found,) = (await read(store, log)).sequences
     assert (found.token_ids, found.end) == ([1, 2, 8], None)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_a_cut_that_the_store_lost_is_done_again(
+    store: RedisStore, journal: Journal, keys: "redis.Redis", is_over: bool
+) -> None:
+    log = request_log()
+    (sequence,) = log.sequences
+    sequence.token_ids = [*range(100)]
+    journal.mark_changed(log)
+    assert await journal.flush(60)
+    before = contents(keys)
+    del sequence.token_ids[80:]
+    journal.truncate(log, 0)
+    for _ in range(2):  # what is written last does not cut
+        sequence.token_ids += [7]
+        journal.mark_changed(log)
+        assert await journal.flush(60)
+    if is_over:
+        end(log)
+        journal.mark_changed(log)
+        assert await journal.flush(60)
+    fail_over(keys, before)
+    other = request_log()
+    journal.mark_changed(other)  # the next call to the store finds that it was restarted
+    assert await journal.flush(60)
+    found = await read(store, log)
+    assert (found.sequences[0].token_ids, found.state) == ([*range(80), 7, 7], log.state)
+    assert log.is_durable
 
 
 class Slow(RedisStore):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from journals import contents, fail_over
 from redis_server import RedisServer, running_server
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc.core.budgets import Budgets
@@ -67,9 +68,9 @@ class Logs:
         self._journal.mark_changed(log)
 
 
-def disturb(keys: "redis.Redis", server: RedisServer, rng: random.Random) -> None:
-    """A random fault of the store."""
-    match rng.randrange(5):
+def disturb(keys: "redis.Redis", server: RedisServer, rng: random.Random, earlier: dict[bytes, bytes]) -> None:
+    """A random fault of the store, which had the `earlier` contents a moment ago."""
+    match rng.randrange(6):
         case 0:
             keys.client_kill_filter(_type="normal", skipme=True)
         case 1:  # it died and kept nothing
@@ -88,6 +89,8 @@ def disturb(keys: "redis.Redis", server: RedisServer, rng: random.Random) -> Non
         case 4:
             server.kill()
             server.start()
+        case 5:  # its primary died, and its replica lacks the latest writes
+            fail_over(keys, earlier)
     keys.script_flush()  # like a restarted server
 
 
@@ -97,13 +100,15 @@ async def test_in_the_end_the_store_has_what_the_logs_have(seed: int, tmp_path: 
     with running_server(tmp_path) as server, redis.Redis.from_url(server.url) as keys:
         store = RedisStore(server.url, 500)
         journal = Journal(store, EPOCH, lambda: None, lambda log, index: None, Spending(Budgets()))
-        logs = Logs(journal, rng)
+        logs, earlier = Logs(journal, rng), contents(keys)
         task = asyncio.create_task(journal.run())
         try:
             for number in range(400):
                 logs.change()
+                if number % 40 == 19:
+                    earlier = contents(keys)
                 if number % 40 == 39:
-                    disturb(keys, server, rng)
+                    disturb(keys, server, rng, earlier)
                 await asyncio.sleep(rng.choice([0, 0, 0.001]))
             logs.change()  # the next call to the store finds that it was disturbed
             async with asyncio.timeout(60):
