@@ -1,4 +1,5 @@
-"""A connection of the HTTP port: uvicorn's, with bounds on its headers, the time for them, and on connections.
+"""A connection of the HTTP port: uvicorn's, with bounds on its headers, the time for them, pipelined requests, and
+connections.
 
 With TLS, it counts and is idle from the time when it was accepted, before its handshake.
 """
@@ -20,6 +21,10 @@ from gateway_svc.refusals import Protocol, Refusal
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 128
 
+_PART_BYTES = 256
+"""What is parsed at once, unless a body is longer: further requests may be queued only if they are in the same part."""
+_MAX_HELD_BYTES = 64 * 2**10
+"""Of what a client sends before its request is answered: a connection that holds more is not read."""
 _VERSIONS = ("1.0", "1.1")  # the parser takes a request without a version for one of HTTP/0.9
 _INVALID = "Invalid HTTP request received."
 _OTHER_FILES = 256
@@ -53,6 +58,9 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
     Where there are too many connections, the one that has been idle longest is closed: those that were only opened, and
     those whose clients do not read, never keep a request out. Where none is idle, the new one is closed. Where there
     are too many of one address, it is one of these.
+
+    A request is parsed when the one before it is answered: a client may send thousands at once, and each takes memory
+    as soon as it is parsed.
     """
 
     config: BoundedConfig
@@ -64,6 +72,9 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         self._head_bytes = 0
         # Bytes that were received and not reported by the parser, which holds an unfinished path or header in memory.
         self._unreported_bytes = 0
+        self._held = bytearray()  # received, and not parsed yet
+        self._body_bytes_left = 0  # of the body that arrives, if it has a length
+        self._running: RequestResponseCycle | None = None  # the latest that has begun; `cycle` may be a queued one
         self._status = 400
         self._head_timer: asyncio.TimerHandle | None = None
         self._in_handshake: socket.socket | None = None
@@ -91,6 +102,9 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._held.clear()
+        if self._running is not None:
+            self.cycle = self._running  # the next call ends this one; those that are queued have not begun
         super().connection_lost(exc)
 
     def close(self) -> None:
@@ -109,6 +123,7 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
             super().shutdown()
 
     def handle_websocket_upgrade(self) -> None:
+        self._held.clear()  # a client sends messages after the answer to its handshake
         if self.is_responding:  # to a request before this one: its answer would mix with the frames
             self.transport.close()
             return
@@ -122,13 +137,32 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if not self.is_responding:
             self._await_head()
-        self._unreported_bytes += len(data)
-        self._parse(data)
-        if self._unreported_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._status = 431
-            self.send_400_response("")
+        self._held += data
+        self._parse_held()
 
-    def _parse(self, data: bytes) -> None:
+    def _parse_held(self) -> None:
+        """Parses what was received, part by part, until a whole request waits for its answer."""
+        at = 0
+        while at < len(self._held) and not self._has_whole_request:
+            part = self._held[at : at + max(_PART_BYTES, self._body_bytes_left)]
+            at += len(part)
+            self._unreported_bytes += len(part)
+            self._parse(part)
+            if self._unreported_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._status = 431
+                self.send_400_response("")
+            if self.transport.is_closing():
+                self._held.clear()
+        del self._held[:at]
+        if len(self._held) > _MAX_HELD_BYTES:  # with less, a client that leaves is noticed
+            self.flow.pause_reading()
+
+    @property
+    def _has_whole_request(self) -> bool:
+        """Whether a request has arrived as a whole and is not answered, or one is queued behind it."""
+        return self.is_responding and (not self.cycle.more_body or bool(self.pipeline))
+
+    def _parse(self, data: bytes | bytearray) -> None:
         """As uvicorn, which loses the body of a request that offers another protocol, or takes it for a request."""
         try:
             self.parser.feed_data(data)
@@ -144,6 +178,15 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         except httptools.HttpParserError:
             self.logger.warning(_INVALID)
             self.send_400_response(_INVALID)
+
+    def _get_upgrade(self) -> bytes | None:
+        """The protocol that the client offers. A request may have several Connection headers, of which uvicorn takes
+        the last one.
+        """
+        values = [value for name, value in self.headers if name == b"connection"]
+        if b"upgrade" not in [token.strip().lower() for token in b",".join(values).split(b",")]:
+            return None
+        return next((value.lower() for name, value in reversed(self.headers) if name == b"upgrade"), None)
 
     @property
     def _ignores_upgrade(self) -> bool:
@@ -203,12 +246,14 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
             return
         self._stop_waiting()
         self.count_as_busy()
+        self._body_bytes_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             self.cycle.__class__ = _UnchunkedCycle
 
     def on_body(self, body: bytes) -> None:
         self._unreported_bytes = 0
+        self._body_bytes_left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -216,8 +261,18 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         if not self._ignores_upgrade:
             super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
+        assert self._running is not None
+        self._running.body = bytearray()  # its handler may not have read it, and the connection may stay open
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._held.clear()
+        elif self._held:
+            self.data_received(b"")  # goes on with what came during the answer
         if not self.is_responding:  # also where it is closing: its client may never read the rest
             self.count_as_idle()
 

@@ -44,8 +44,10 @@ async def answers(quire: Harness, parts: Sequence[bytes]) -> bytes:
         [TOKENIZE + OFFER + LENGTH + b"\r\n", BODY],
         [TOKENIZE + OFFER[:50], OFFER[50:] + LENGTH + b"\r\n" + BODY[:5], BODY[5:]],
         [TOKENIZE + OFFER + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)],
+        [TOKENIZE + OFFER + b"a: %s\r\n" % (b"x" * 1_000) + LENGTH + b"\r\n" + BODY],
+        [TOKENIZE + OFFER + b"connection: keep-alive\r\n" + LENGTH + b"\r\n" + BODY],
     ],
-    ids=["at once", "body later", "in parts", "chunks"],
+    ids=["at once", "body later", "in parts", "chunks", "long head", "two headers of the connection"],
 )
 async def test_a_client_that_offers_http_2_is_answered_in_http_1(parts: list[bytes], quire: Harness) -> None:
     received = await answers(quire, [*parts, TOKENIZE + CLOSE + LENGTH + b"\r\n" + BODY])

@@ -1,6 +1,8 @@
-"""Bounds of HTTP connections: size and number of headers, time to read a request, number of connections."""
+"""Bounds of HTTP connections: size and number of headers, time to read a request, number of connections, and what a
+connection holds of requests that are not answered yet, or never read."""
 
 import asyncio
+import gc
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -8,12 +10,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway_harness import Harness, encoded, running_gateway
 from gateway_svc import gateway
 from gateway_svc.http_api.connection import MAX_HEAD_BYTES, MAX_HEADERS
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scripted_scheduler import ScriptedSession, answer_with
+from scripted_scheduler import ScriptedSession, answer_with, length_end
 from tiny_model import EOS
 
 MIB = 2**20
@@ -83,6 +86,48 @@ async def test_a_bad_request_after_another_has_no_answer_before_its_own(sent: by
             answer = await reader.read()
         assert answer.count(b"HTTP/1.1 ") <= 1
         assert b"Invalid HTTP" not in answer
+
+
+def parsed_requests() -> list[RequestResponseCycle]:
+    """Those that are in memory."""
+    return [one for one in gc.get_objects() if type(one) is RequestResponseCycle]
+
+
+async def test_requests_that_wait_for_an_answer_are_not_parsed_yet(quire: Harness) -> None:
+    count = 4_000
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    body = b'{"prompt": "a"}'
+    async with connected(quire) as (reader, writer):
+        writer.write(POST + b"content-length: %d\r\n\r\n%s" % (len(body), body))
+        writer.write(b"GET /live HTTP/1.1\r\n\r\n" * (count - 1))
+        writer.write(b"GET /live HTTP/1.1\r\nconnection: close\r\n\r\n")
+        submit = await quire.scheduler.next("submit")
+        assert len(parsed_requests()) < 50
+        quire.scheduler.session.tokens(submit.key, encoded("hello world"), 0, end=length_end())
+        async with asyncio.timeout(60):
+            answers = await reader.read()
+        assert answers.count(b"HTTP/1.1 200 OK") == count + 1
+        assert answers.index(b"hello world") < answers.index(b"HTTP/1.1 200 OK", 1)
+
+
+@pytest.mark.parametrize("next_request", [b"GET /live HTTP/1.1\r\n", b"GET /live HTTP/1.1\r\na: " + b"x" * 1_000])
+async def test_a_client_that_leaves_with_a_request_behind_another_cancels_the_first(
+    next_request: bytes, quire: Harness
+) -> None:
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    body = b'{"prompt": "a"}'
+    async with connected(quire) as (_, writer):
+        writer.write(POST + b"content-length: %d\r\n\r\n%s%s\r\n" % (len(body), body, next_request))
+        await quire.scheduler.next("submit")
+    await quire.scheduler.next("cancel")
+
+
+async def test_a_body_that_no_handler_has_read_takes_no_memory_after_the_answer(quire: Harness) -> None:
+    async with connected(quire) as (reader, writer):
+        writer.write(b"POST /nowhere HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 50_000)
+        assert await status_of(reader) == 404
+        await reader.readuntil(b"\r\n\r\n")
+        assert sum(len(one.body) for one in parsed_requests()) == 0
 
 
 async def test_floods_of_headers_take_no_memory(quire: Harness) -> None:

@@ -360,20 +360,37 @@ async def test_a_gateway_that_ends_says_so_and_lets_what_runs_end(model_director
         await stopping
 
 
-async def test_a_connection_that_is_upgraded_during_an_answer_is_closed(quire: Harness) -> None:
+async def test_a_handshake_may_have_several_connection_headers(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+    async with connected(quire, additional_headers={"Connection": "keep-alive"}) as connection:
+        await connection.send(json.dumps(CHAT))
+        assert await rest_of(connection)
+
+
+async def test_a_handshake_behind_a_request_is_answered_after_it(quire: Harness) -> None:
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
     reader, writer = await asyncio.open_connection("127.0.0.1", quire.gateway.http_port)
     body = json.dumps({"prompt": "a"}).encode()
     post = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     writer.write(f"{post}content-length: {len(body)}\r\n\r\n".encode() + body)
-    await quire.scheduler.next("submit")
+    submit = await quire.scheduler.next("submit")
     upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: "
     key = base64.b64encode(bytes(16)).decode()
     writer.write(f"GET {CHATS} HTTP/1.1\r\nhost: localhost\r\n{upgrade}{key}\r\n\r\n".encode())
+    quire.scheduler.session.tokens(submit.key, HELLO, 0, end=length_end())
+    async with asyncio.timeout(60):
+        assert (await reader.readuntil(b"\r\n")).split()[1] == b"200"
+        assert b"HTTP/1.1 101 " in await reader.readuntil(b"Switching Protocols")
+    writer.close()
+
+
+async def test_a_connection_that_is_upgraded_during_an_answer_is_closed(quire: Harness) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", quire.gateway.http_port)
+    # So short that both are parsed at once.
+    writer.write(b"GET /live HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
     async with asyncio.timeout(60):
         assert await reader.read() == b""
     writer.close()
-    await quire.scheduler.next("cancel")
 
 
 async def test_connections_of_an_address_have_a_bound(model_directory: Path) -> None:
