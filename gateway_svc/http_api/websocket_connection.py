@@ -28,6 +28,9 @@ connection ends.
 """
 
 _MAX_FRAGMENTS = 1024  # of a message: each takes memory, also an empty one
+_MAX_QUEUED = 8  # messages of one read that the app has not taken; it closes a connection with three requests
+_CLOSE_SECONDS = 10.0
+"""For a client to read what was sent before its connection ended. Then the rest is discarded."""
 
 
 class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
@@ -93,14 +96,30 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
         if len(self.frames) > _MAX_FRAGMENTS:
             self._fail(f"the message has more than {_MAX_FRAGMENTS} fragments", Refusal.TOO_LARGE)
 
+    def handle_ping(self) -> None:
+        """Answers the pings of one read. A client that does not read gets no answers: a ping may stay without one if
+        another follows (RFC 6455, 5.5.3).
+        """
+        pongs = self.conn.data_to_send()
+        if self.writable.is_set():
+            self.transport.write(b"".join(pongs))
+
+    def handle_close(self, event: Frame) -> None:
+        if self.disconnected:  # it is being closed
+            return
+        super().handle_close(event)
+        if not self.close_sent:  # the client closes first
+            self._end_calls()
+
     def handle_parser_exception(self) -> None:
         is_too_large = isinstance(self.conn.parser_exc, PayloadTooBig)
         self._limits.refuse("websocket", Refusal.TOO_LARGE if is_too_large else Refusal.MALFORMED)
         super().handle_parser_exception()
+        self._end_calls()
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
-        self._tell_app()
+        self._end_calls()
 
     def send_receive_event_to_app(self) -> None:
         self._stop_waiting()  # the message is complete
@@ -110,6 +129,9 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
             except UnicodeDecodeError:  # uvicorn would log a stack trace for it
                 self._fail("the message is not UTF-8", Refusal.MALFORMED, CloseCode.INVALID_DATA)
                 return
+        if self.queue.qsize() >= _MAX_QUEUED:
+            self._fail(f"more than {_MAX_QUEUED} messages came at once", Refusal.CALLS)
+            return
         super().send_receive_event_to_app()
 
     def data_received(self, data: bytes) -> None:
@@ -168,9 +190,17 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
         self.handshake_complete = self.close_sent = True
         self.transport.close()
 
-    def _tell_app(self) -> None:
-        """Ends the app's calls at once, not only when the client has read what was sent."""
+    def _end_calls(self) -> None:
+        """Ends the app's calls at once, also one that waits for the client to read. The transport is closing: that ends
+        when the client has read what was sent, which may be never, so it is aborted after a while.
+        """
+        self.disconnected = True  # send() raises ClientDisconnected
+        self.writable.set()
+        while not self.queue.empty():
+            self.queue.get_nowait()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.ABNORMAL_CLOSURE})
+        if self.close_timer is None:
+            self.close_timer = self.loop.call_later(_CLOSE_SECONDS, self.transport.abort)
 
     def _message_is_late(self) -> None:
         self._message_timer = None
@@ -187,7 +217,7 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         self.transport.close()
-        self._tell_app()
+        self._end_calls()
 
     def _stop_waiting(self) -> None:
         if self._message_timer is not None:

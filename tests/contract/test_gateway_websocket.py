@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import json
+import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,6 +18,8 @@ from grpc_health.v1 import health_pb2
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway_harness import Harness, encoded, running_gateway
+from gateway_svc.http_api import websocket_connection
+from gateway_svc.http_api.websocket_connection import BoundedWebSocket
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with, length_end
 from tiny_model import EOS
@@ -165,6 +169,89 @@ async def test_a_third_request_at_a_time_closes_the_connection(quire: Harness) -
     await quire.scheduler.next("cancel")
 
 
+async def test_messages_that_come_at_once_have_a_bound(quire: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_received = BoundedWebSocket.data_received
+    nums_queued = []
+
+    def counted(self: BoundedWebSocket, data: bytes) -> None:
+        data_received(self, data)
+        nums_queued.append(self.queue.qsize())
+
+    monkeypatch.setattr(BoundedWebSocket, "data_received", counted)
+    async with connected(quire) as connection:
+        connection.transport.write(b"\x81\x81\0\0\0\0{" * 5_000)
+        assert await close_code(connection) == 1008
+    assert max(nums_queued) < 20
+    assert await quire.metric('quire_gateway_refusals_total{protocol="websocket",reason="calls"}') == 1
+
+
+PINGS = (b"\x89\xfd\0\0\0\0" + b"x" * 125) * 8_000  # 1 MiB
+
+
+@asynccontextmanager
+async def unread(quire: Harness) -> AsyncIterator[socket.socket]:
+    """A client that reads nothing after the handshake, and has sent pings until the gateway could write no more."""
+    loop = asyncio.get_running_loop()
+    upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: "
+    key = base64.b64encode(bytes(16)).decode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", quire.gateway.http_port))
+        await loop.sock_sendall(client, f"GET {CHATS} HTTP/1.1\r\nhost: localhost\r\n{upgrade}{key}\r\n\r\n".encode())
+        assert (await loop.sock_recv(client, 12)).endswith(b" 101")
+        for _ in range(16):
+            await loop.sock_sendall(client, PINGS)
+        yield client
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def test_pings_of_a_client_that_does_not_read_take_no_memory(quire: Harness) -> None:
+    async with unread(quire) as client:
+        before = resident_bytes()
+        for _ in range(32):
+            await asyncio.get_running_loop().sock_sendall(client, PINGS)
+        assert resident_bytes() - before < 10 * 2**20
+
+
+async def test_pings_are_answered(quire: Harness) -> None:
+    async with connected(quire) as connection:
+        for _ in range(2):
+            await (await connection.ping())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x88\x80\0\0\0\0", b"\x81\x81\0\0\0\0\xff", b"\xff\x80\0\0\0\0"],
+    ids=["close", "text that is no text", "frame that is no frame"],
+)
+async def test_a_client_that_does_not_read_keeps_no_request_after_the_end(
+    sent: bytes, quire: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket_connection, "_CLOSE_SECONDS", 0.1)
+
+    def script(session: Any, submit: Any) -> None:
+        session.accept(submit.key)
+        session.tokens(submit.key, HELLO[:1], 0)
+
+    quire.scheduler.script = script
+    async with unread(quire) as client:
+        loop, request = asyncio.get_running_loop(), json.dumps(CHAT).encode()
+        await loop.sock_sendall(client, b"\x81%c\0\0\0\0%s" % (0x80 | len(request), request))
+        await quire.scheduler.next("submit")
+        await quire.http.get("/live")  # the tokens have come, and their event waits to be sent
+        await loop.sock_sendall(client, sent)
+        await quire.scheduler.next("cancel")
+        async with asyncio.timeout(60):
+            with suppress(ConnectionError):  # what was not read is discarded, and the connection reset
+                while True:
+                    await loop.sock_sendall(client, b"x")
+                    await asyncio.sleep(0.05)
+
+
 async def test_bytes_are_no_message(quire: Harness) -> None:
     async with connected(quire) as connection:
         await connection.send(json.dumps(CHAT).encode())
@@ -176,7 +263,7 @@ async def test_more_that_is_wrong_after_the_first_changes_nothing(
     count: int, quire: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
-    for frame, code in ((b"\x82\x80\0\0\0\0", 1003), (b"\x81\x80\0\0\0\0", 1008)):
+    for frame, code in ((b"\x82\x80\0\0\0\0", 1003 if count == 2 else 1008), (b"\x81\x80\0\0\0\0", 1008)):
         async with connected(quire) as connection:
             await connection.send(json.dumps(CHAT))
             await quire.scheduler.next("submit")
