@@ -61,8 +61,11 @@ class CheckResults:
         results[digest] = result
         results.move_to_end(digest)
         if self._count > MAX_CACHED:
-            max(self._of_tenants.values(), key=len).popitem(last=False)
+            largest = max(self._of_tenants, key=lambda one: len(self._of_tenants[one]))
+            self._of_tenants[largest].popitem(last=False)
             self._count -= 1
+            if not self._of_tenants[largest]:
+                del self._of_tenants[largest]
 
 
 class GrammarChecker:
@@ -97,7 +100,8 @@ class GrammarChecker:
             result = await self._threads.run(
                 tenant, lambda: self._results.get(tenant, digest) or self._ask(request, vocab_size)
             )
-        self._results.put(tenant, digest, result)
+        if "unexpected" not in result:  # the next check may have another result
+            self._results.put(tenant, digest, result)
         if "grammar" in result:
             grammar: str = result["grammar"]
             return grammar
@@ -127,8 +131,8 @@ class GrammarChecker:
                 self._process = None
                 _end(process)
                 raise unavailable("the process that checks constraints ended") from None
-            if "timed_out" in result:
-                raise unavailable("the check of the constraint took too long")
+            if "unavailable" in result:
+                raise unavailable(result["unavailable"])
             return result
 
     def _running(self, vocab_size: int) -> "subprocess.Popen[bytes]":

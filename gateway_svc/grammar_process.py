@@ -39,6 +39,12 @@ CHECK_BYTES = 512 * 2**20
 """Address space of a check beyond that of the process. About 192 MiB of it are the stack and what the C library
 reserves for a thread; they take no memory until they are used."""
 
+_OUT_OF_MEMORY = 2  # the exit of a check for which a limit left Python no memory
+_EXITS_BY_LIMITS = (-signal.SIGPROF, -signal.SIGABRT, -signal.SIGSEGV, _OUT_OF_MEMORY)
+"""How a check ends that exceeds a limit: by its processor time; where llguidance gets no memory, which aborts then; at
+the end of its stack; where Python gets no memory. Other ends say nothing of the constraint, such as SIGKILL, by which
+Linux ends a process when memory runs out.
+"""
 _NICENESS = 5
 _EXHAUSTED = ConstraintError("takes too long, or too much memory, to check", ConstraintProblem.TOO_COMPLEX)
 _LENGTH = struct.Struct(">I")
@@ -94,6 +100,7 @@ def _warm_up(tokenizer: "LLTokenizer") -> None:
 
 
 def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[str, Any]:
+    """The result of a check, or with `unavailable` why there is none."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -105,20 +112,24 @@ def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[st
                     answer.write(json.dumps(result).encode() + b"\n")
                     answer.flush()
             os._exit(0)
+        except MemoryError:
+            os._exit(_OUT_OF_MEMORY)
         finally:
             os._exit(1)
     os.close(writer)
     data = _read_until(reader, time.monotonic() + CHECK_DEADLINE_SECONDS)
     if data is None:
         os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
     if data is None:
-        return {"timed_out": True}
+        return {"unavailable": "the check of the constraint took too long"}
     *lines, _ = data.split(b"\n")
-    if not lines:
+    if lines:
+        response: dict[str, Any] = json.loads(lines[-1])
+        return response
+    if os.waitstatus_to_exitcode(status) in _EXITS_BY_LIMITS:
         return _refusal(_EXHAUSTED)
-    response: dict[str, Any] = json.loads(lines[-1])
-    return response
+    return {"unavailable": "the check of the constraint was ended"}
 
 
 def _read_until(reader: int, deadline: float) -> bytes | None:

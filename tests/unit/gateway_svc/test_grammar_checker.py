@@ -1,5 +1,8 @@
 """The process that checks constraints, and the results that are kept for each tenant."""
 
+import faulthandler
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,9 +12,9 @@ from llguidance import LLTokenizer
 
 from gateway_requests import VOCAB_SIZE, over_http, refused
 from gateway_svc import grammar_checker, grammar_process
-from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.constraints import ConstraintProblem, UnvalidatedConstraint
 from gateway_svc.field_paths import Field, contract_field_path
-from gateway_svc.grammar_checker import MAX_CACHED, GrammarChecker
+from gateway_svc.grammar_checker import MAX_CACHED, CheckResults, GrammarChecker
 from gateway_svc.tokenizer import ModelTokenizer
 from svc_common.errors import QuireError, Reason
 from tiny_model import EOS
@@ -46,6 +49,14 @@ async def test_the_oldest_results_are_forgotten(grammars: GrammarChecker, monkey
     assert len(grammars._results) == MAX_CACHED
 
 
+def test_a_tenant_without_results_takes_no_memory() -> None:
+    results = CheckResults()
+    for number in range(MAX_CACHED + 10):
+        results.put(f"tenant {number}", b"digest", {})
+
+    assert len(results) == len(results._of_tenants) == MAX_CACHED
+
+
 async def test_a_tenant_displaces_no_result_of_another(
     grammars: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +83,37 @@ async def test_a_tenant_displaces_no_result_of_another(
 def test_a_check_that_waits_is_ended(monkeypatch: pytest.MonkeyPatch, vocabulary: LLTokenizer) -> None:
     monkeypatch.setattr(grammar_process, "_check", lambda *_: time.sleep(3600))
     monkeypatch.setattr(grammar_process, "CHECK_DEADLINE_SECONDS", 0.1)
-    assert grammar_process._check_in_fork({}, vocabulary) == {"timed_out": True}
+    assert "took too long" in grammar_process._check_in_fork({}, vocabulary)["unavailable"]
+
+
+def end_by(number: int) -> None:
+    """Sends a signal to this process."""
+    faulthandler.disable()  # pytest's writes stacks
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV])
+def test_a_check_that_a_limit_ends_refuses_the_constraint(
+    number: int, monkeypatch: pytest.MonkeyPatch, vocabulary: LLTokenizer
+) -> None:
+    monkeypatch.setattr(grammar_process, "_check", lambda *_: end_by(number))
+    assert grammar_process._check_in_fork({}, vocabulary)["problem"] == ConstraintProblem.TOO_COMPLEX.value
+
+
+def test_a_check_whose_result_exceeds_its_memory_refuses_the_constraint(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: LLTokenizer
+) -> None:
+    monkeypatch.setattr(grammar_process, "_check", lambda *_: [bytearray(2 * grammar_process.CHECK_BYTES)])
+    assert grammar_process._check_in_fork({}, vocabulary)["problem"] == ConstraintProblem.TOO_COMPLEX.value
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_check_that_something_else_ends_says_nothing_of_the_constraint(
+    number: int, monkeypatch: pytest.MonkeyPatch, vocabulary: LLTokenizer
+) -> None:
+    """Linux kills a check when memory runs out."""
+    monkeypatch.setattr(grammar_process, "_check", lambda *_: end_by(number))
+    assert "was ended" in grammar_process._check_in_fork({}, vocabulary)["unavailable"]
 
 
 async def test_a_check_without_a_result_may_be_tried_again(
@@ -83,13 +124,26 @@ async def test_a_check_without_a_result_may_be_tried_again(
         await over_http(tokenizer, grammars=checker, prompt="a", regex="a")
         with monkeypatch.context() as patched:
             patched.setattr(
-                grammar_checker, "receive", lambda stream: grammar_process.receive(stream) and {"timed_out": True}
+                grammar_checker, "receive", lambda stream: grammar_process.receive(stream) and {"unavailable": "why"}
             )
             reason, _ = await refused(over_http(tokenizer, grammars=checker, prompt="a", regex="b"))
         assert reason is Reason.CAPACITY_EXHAUSTED
         assert (await over_http(tokenizer, grammars=checker, prompt="a", regex="b")).grammar
     finally:
         checker.close()
+
+
+async def test_a_check_that_fails_in_an_unexpected_way_is_made_again(
+    grammars: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = {"problem": "invalid", "message": "cannot be checked", "field": None, "unexpected": "RuntimeError"}
+    answers = [failed, {"grammar": "checked"}]
+    monkeypatch.setattr(grammars, "_ask", lambda request, vocab_size: answers.pop(0))
+    constraint = UnvalidatedConstraint(Field.REGEX, "fails once")
+    with pytest.raises(QuireError):
+        await grammars.grammar(constraint, VOCAB_SIZE, contract_field_path)
+
+    assert await grammars.grammar(constraint, VOCAB_SIZE, contract_field_path) == "checked"
 
 
 async def test_a_check_that_fails_in_an_unexpected_way_is_logged_without_the_text(
