@@ -359,22 +359,48 @@ async def test_the_deadline_of_a_repeated_call_does_not_fail_the_response(
     quire: Harness, client: openai.AsyncOpenAI
 ) -> None:
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
-    headers = {"Idempotency-Key": "repeated-with-a-deadline"}
+    headers = {"Idempotency-Key": "repeated"}
     first = await client.responses.create(model=MODEL, input="Hi", background=True, extra_headers=headers)
     submit = await quire.scheduler.next("submit")
     quire.scheduler.records[submit.key] = record(submit, "hello", is_over=False)
 
     def script(session: Any, repeated: scheduler_v1.Submit) -> None:
         session.attached(submit, scheduler_v1.Tokens(token_ids=encoded("hello"), cached_tokens=0))
-        session.fail(submit.key, scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED)
 
     quire.scheduler.script = script
+    headers["x-request-timeout"] = "2"
     events = await events_of(
         await client.responses.create(model=MODEL, input="Hi", background=True, stream=True, extra_headers=headers)
     )
     assert [event["type"] for event in events][-2:] == ["response.output_text.delta", "error"]
     assert events[-1]["code"] == "deadline_exceeded"
     assert events[0]["response"]["id"] == first.id
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-request-timeout": "600"}], ids=["no deadline", "a later deadline"])
+async def test_the_deadline_of_the_response_fails_the_streams_of_calls_that_join_it(
+    headers: dict[str, str], quire: Harness, client: openai.AsyncOpenAI
+) -> None:
+    name = {"Idempotency-Key": "response-with-a-deadline"}
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    first = await client.responses.create(
+        model=MODEL, input="Hi", background=True, extra_headers={"x-request-timeout": "60", **name}
+    )
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.records[submit.key] = record(submit, "hello", is_over=False)
+
+    def end_late(session: Any, _: Any) -> None:
+        session.attached(submit, scheduler_v1.Tokens(token_ids=encoded("hello"), cached_tokens=0))
+        session.fail(submit.key, scheduler_v1.FAILURE_REASON_DEADLINE_EXCEEDED)
+
+    quire.scheduler.script = quire.scheduler.attach_script = end_late
+    repeated = await client.responses.create(
+        model=MODEL, input="Hi", background=True, stream=True, extra_headers={**headers, **name}
+    )
+    retrieved = await client.responses.retrieve(first.id, stream=True)
+    for stream in (repeated, retrieved):
+        events = await events_of(stream)
+        assert [event["type"] for event in events][-2:] == ["response.output_text.delta", "response.failed"]
 
 
 async def test_a_scheduler_of_the_release_before_runs_only_what_is_not_stored(model_directory: Path) -> None:

@@ -1,11 +1,13 @@
 """Conversations, cancelled, deleted and repeated responses, with a scripted scheduler."""
 
+import threading
 from typing import Any
 
 import openai
 import pytest
 
 from gateway_harness import MODEL, Harness, encoded
+from gateway_svc.http_api import events
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from responses_api import events_of, prompt_of, record, texts_of
 from scripted_scheduler import answer_with, stop_end
@@ -43,6 +45,31 @@ async def test_a_conversation_continues_with_the_items_of_the_previous_response(
     assert listed.has_more
     items = [item.to_dict() async for item in client.responses.input_items.list(second.id, limit=1)]
     assert [item["content"][0]["text"] for item in items] == ["Second?", HELLO, "First?"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("num_characters", "in_thread"), [(10, False), (2_000, True)])
+async def test_items_are_rendered_beside_others_where_that_takes_more_than_a_millisecond(
+    num_characters: int,
+    in_thread: bool,
+    quire: Harness,
+    client: openai.AsyncOpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
+    chat: Any = [{"role": "user", "content": "x" * num_characters}] * 50
+    response = await client.responses.create(model=MODEL, input=[*chat, chat[0] | {"content": "Hi"}], truncation="auto")
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.records[submit.key] = record(submit, HELLO)
+    threads: set[threading.Thread] = set()
+    encode = events._ENCODER.encode
+
+    def recorded(body: Any) -> str:
+        threads.add(threading.current_thread())
+        return encode(body)
+
+    monkeypatch.setattr(events._ENCODER, "encode", recorded)
+    assert len((await client.responses.input_items.list(response.id, limit=100)).data) == 51
+    assert [thread is not threading.main_thread() for thread in threads] == [in_thread]
 
 
 async def test_the_oldest_messages_are_left_out_where_the_context_is_too_short(

@@ -46,6 +46,7 @@ from svc_common.errors import QuireError, Reason
 _MAX_NUMBER = 2**53
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
+_TIMER_SECONDS = 0.1  # by which a timer may be early
 
 _RETRIEVAL: Mapping[str, tuple[Json, str]] = {
     "stream": ({"type": "boolean", "default": False}, "Whether the answer is a stream of events."),
@@ -172,7 +173,7 @@ class ResponsesRoutes:
         if order not in ("asc", "desc"):
             raise invalid("order", "must be asc or desc")
         limit = _number(exchange, "limit", 1, _MAX_ITEMS) or _DEFAULT_ITEMS
-        _, stored = await self._records.find(tenant, response_id)
+        record, stored = await self._records.find(tenant, response_id)
         items = [*stored.history, *stored.input]
         if order == "desc":
             items.reverse()
@@ -186,7 +187,9 @@ class ResponsesRoutes:
         page = items[:limit]
         first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         ends = {"first_id": first_id, "last_id": last_id, "has_more": len(items) > limit}
-        await exchange.respond_json({"object": "list", "data": page, **ends})
+        answer = {"object": "list", "data": page, **ends}
+        body = await self._records.work(tenant, record, lambda: long_json(answer))
+        await exchange.respond(body, "application/json")
 
     async def input_tokens(self, exchange: HttpExchange) -> None:
         """The number of tokens of a response's prompt; nothing is generated."""
@@ -291,7 +294,7 @@ class ResponsesRoutes:
                 failure, last = None, b""
             except QuireError as error:
                 failure = HttpError.of(error)
-                if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(group, error):  # it may go on
+                if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(call, group, error):  # it may go on
                     last = error_event(error, max(events.last_number, after or 0))
                 else:
                     last = rendered(events.fail(error, group.usage), after)
@@ -339,9 +342,14 @@ async def _is_attached(group: RequestGroup) -> bool:
     return True
 
 
-def _is_own_deadline(group: RequestGroup, error: QuireError) -> bool:
-    """Whether the deadline of a call has passed that joined a response of an earlier one."""
-    return error.reason is Reason.DEADLINE_EXCEEDED and any(one.was_joined for one in group.requests)
+def _is_own_deadline(call: Call, group: RequestGroup, error: QuireError) -> bool:
+    """Whether the deadline of a call has passed that joined a response of an earlier one, and not the response's."""
+    return (
+        error.reason is Reason.DEADLINE_EXCEEDED
+        and any(one.was_joined for one in group.requests)
+        and call.deadline is not None
+        and call.deadline - time.monotonic() < _TIMER_SECONDS
+    )
 
 
 def _flag(exchange: HttpExchange, name: str) -> bool:
