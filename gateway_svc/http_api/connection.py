@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway_svc.http_api.connection_limits import ConnectionLimits, CountedConnection
+from gateway_svc.http_api.exchange import DRAIN
 from gateway_svc.http_api.websocket_connection import BoundedWebSocket
 from gateway_svc.refusals import Protocol, Refusal
 
@@ -226,6 +227,7 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         self._head_bytes = 0
         self._await_head()
         super().on_message_begin()
+        self.scope["state"][DRAIN] = self.flow.drain
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

@@ -95,17 +95,18 @@ class HttpEndpoint:
             takes_any_type=self._route.takes_any_type,
         )
         method = scope["method"]
-        with self._metrics.call("http", self._route.path, str(CLIENT_DISCONNECTED)) as outcome:
-            # Probes and lists of models have no span of their own, unless they are part of a caller's trace.
-            try:
+        try:
+            with self._metrics.call("http", self._route.path, str(CLIENT_DISCONNECTED)) as outcome:
+                # Probes and lists of models have no span of their own, unless they are part of a caller's trace.
                 if method in self._route.handlers and (method == "POST" or "traceparent" in exchange.headers):
                     await self._traced(exchange, method, scope)
                 else:
                     await self._guarded(exchange, method)
-            finally:
-                exchange.end()
-            outcome.code = str(exchange.outcome)
-            outcome.model = exchange.model
+                outcome.code = str(exchange.outcome)
+                outcome.model = exchange.model
+            await exchange.drain()  # an answer that its client does not read takes memory
+        finally:
+            exchange.end()
         if exchange.ignored_fields:
             self._metrics.ignored_fields.labels(self._route.path).inc(len(exchange.ignored_fields))
 

@@ -5,7 +5,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any
@@ -25,6 +25,10 @@ MAX_BODY_BYTES = 16 * 2**20
 CLIENT_DISCONNECTED = 499
 """The outcome of a call whose response did not begin, or did not end."""
 REQUEST_ID_HEADER, OWN_ID_HEADER = "x-request-id", "x-quire-request-id"
+DRAIN = "drain"
+"""In the state of a scope: a function without arguments that waits until little of what was sent is still in memory, or
+the connection is lost.
+"""
 _CLIENT_ID = re.compile("[!-~]{1,128}")
 
 
@@ -71,6 +75,7 @@ class HttpExchange:
         self._body: bytes | None = None
         self._receive = receive
         self._send = send
+        self._drain: Callable[[], Awaitable[None]] | None = scope.get("state", {}).get(DRAIN)
         self._read_timeout = read_timeout
         self._errors = errors
         self._takes_any_type = takes_any_type
@@ -117,6 +122,11 @@ class HttpExchange:
                 return await self._read_body()
         except TimeoutError:
             raise HttpRejection(LATE_BODY) from None
+
+    async def drain(self) -> None:
+        """Waits until the client has received the answer, but for what the operating system and 64 KiB hold."""
+        if self._drain is not None:
+            await self._drain()
 
     def end(self) -> None:
         """After the answer: the call is counted no longer."""

@@ -1,6 +1,8 @@
 """Calls and bytes of bodies that one tenant may have in progress, and what it leaves to another one."""
 
 import asyncio
+import json
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -12,6 +14,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from embedding_calls import LIMITS
 from gateway_calls import asking
 from gateway_harness import MODEL, Harness, encoded, plain_client, reason_of, running_gateway
 from gateway_svc.call_limits import BODY_BYTES, CALLS, CallLimits
@@ -22,7 +25,7 @@ from quire.inference.v1 import inference_pb2 as api
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire.open_inference.v2 import open_inference_pb2 as pb
 from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from scripted_scheduler import answer_with
+from scripted_scheduler import answer_with, embed_with
 from svc_common.server import PUBLIC_MESSAGE_BYTES
 from tiny_model import EOS
 
@@ -99,6 +102,33 @@ async def test_a_number_may_be_set(model_directory: Path, keys: Path) -> None:
         await until(lambda: len(quire.scheduler.all("submit")) == 1)
         assert (await quire.http.get("/v1/models", headers=headers("alice"))).status_code == 429
         assert (await quire.http.get("/v1/models", headers=headers("bob"))).status_code == 200
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_call_counts_until_its_answer_is_read_or_its_client_leaves(
+    reads: bool, encoder_directory: Path, keys: Path
+) -> None:
+    body = json.dumps({"input": ["a"] * 64}).encode()  # a vector of 64 Ki numbers takes 256 KiB
+    head = f"POST /v1/embeddings HTTP/1.1\r\nx-api-key: the-own-key-of-alice\r\ncontent-length: {len(body)}\r\n"
+    async with running_gateway(encoder_directory, api_keys=keys, max_tenant_calls=1, **LIMITS) as quire:
+        quire.scheduler.script = embed_with(lambda _: [0.5] * 2**16)
+
+        async def models() -> int:
+            return (await quire.http.get("/v1/models", headers=headers("alice"))).status_code
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", quire.gateway.http_port)
+        writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+        async with asyncio.timeout(60):
+            assert b" 200 " in await reader.readline()
+            assert await models() == 429
+            fields = await reader.readuntil(b"\r\n\r\n")
+            if reads:
+                await reader.readexactly(int(re.findall(rb"content-length: (\d+)", fields)[0]))
+            else:
+                writer.close()
+            while await models() != 200:
+                await asyncio.sleep(0.01)
+        writer.close()
 
 
 async def test_calls_that_cancel_others_have_spare_places(model_directory: Path, keys: Path) -> None:
