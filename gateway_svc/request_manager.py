@@ -59,6 +59,7 @@ class RequestManager:
         self.metrics = metrics
         self._session = session
         self._admission = _Admission.OPEN
+        self._failure: QuireError | None = None  # why no call runs any more
         self._groups: set[SubscribedGroup[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -99,7 +100,8 @@ class RequestManager:
         return info
 
     def admit(self) -> None:
-        """Raises QuireError while the gateway drains."""
+        """Raises QuireError while the gateway drains, and after `give_up`."""
+        self._check()
         if self._admission is _Admission.DRAINING:
             raise _draining()
 
@@ -281,8 +283,18 @@ class RequestManager:
             async with asyncio.timeout(grace):
                 await self._idle.wait()
         except TimeoutError:
-            for group in list(self._groups):
-                group.give_up(_draining())
+            self.give_up(_draining())
+
+    def give_up(self, error: QuireError) -> None:
+        """Fails the calls that run, and all later ones."""
+        self._failure = self._failure or error
+        for group in list(self._groups):
+            group.give_up(error)
+
+    def _check(self) -> None:
+        """Raises the QuireError of `give_up`, if it was called."""
+        if self._failure is not None:
+            raise self._failure
 
     def _admit_to(self, model: CatalogModel) -> ModelInfo:
         """Raises QuireError while the gateway drains, and where the model is not ready."""
@@ -306,6 +318,7 @@ class RequestManager:
         loop_yield = LoopYield()
         for prompt_index, prompt in enumerate(prompts):
             await loop_yield.before_prompt(len(prompt.prompt_token_ids))
+            self._check()
             group.start(request(prompt_index, prompt), self._session, call.deadline)
         call.release_body()
 

@@ -298,8 +298,7 @@ class OfflineEngine:
         """Fails the requests that run, and all later ones."""
         self._failure = self._failure or error
         self._changed.set()
-        for group in list(self._groups.values()):
-            group.give_up(error)
+        self.manager.give_up(error)
 
 
 def _aborted() -> QuireError:

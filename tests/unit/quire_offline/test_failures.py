@@ -1,12 +1,16 @@
 """A step that fails is computed again; a device that fails ends the model."""
 
+import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from quire_client.batch.lines import BatchError
 from quire_offline import LLM, LoadError, QuireError, SamplingParams
+from quire_offline.http_transport import EngineTransport
 from worker_svc.errors import DeviceLost
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -43,6 +47,53 @@ def test_calls_fail_when_the_device_does(load: Callable[..., LLM], monkeypatch: 
         with pytest.raises(QuireError, match="the device failed in a step") as raised:
             llm.generate(PROMPTS, PARAMS)
         assert raised.value.reason == "INTERNAL"
+
+
+def complete(llm: LLM) -> None:
+    """Completes the prompts by the HTTP API, as a batch does. Raises BatchError."""
+    body = json.dumps({"prompt": PROMPTS, "max_tokens": 12, "ignore_eos": True}).encode()
+
+    async def run() -> None:
+        transport = EngineTransport(llm._thread.engine)
+        try:
+            async with asyncio.timeout(60):
+                await transport.call("POST", "/v1/completions", {"content-type": "application/json"}, body)
+        finally:
+            transport.close()
+
+    llm._thread.run(run())
+
+
+def bug(*_: object) -> None:
+    raise RuntimeError("a bug")
+
+
+def test_calls_of_a_batch_fail_when_the_engine_does(load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(num_blocks=64)
+    monkeypatch.setattr(llm._thread.engine._scheduler, "schedule", bug)
+    for _ in range(2):
+        with pytest.raises(BatchError, match="the engine failed: RuntimeError"):
+            complete(llm)
+
+
+def test_a_call_fails_whose_prompts_are_submitted_when_the_engine_fails(
+    load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load(num_blocks=64)
+    engine = llm._thread.engine
+    submitted: list[int] = []
+
+    class FailureBeforeTheThird:
+        async def before_prompt(self, num_tokens: int) -> None:
+            submitted.append(num_tokens)
+            if len(submitted) == 3:
+                monkeypatch.setattr(engine._scheduler, "schedule", bug)
+                engine._fail(RuntimeError("a bug"))
+
+    monkeypatch.setattr("gateway_svc.request_manager.LoopYield", FailureBeforeTheThird)
+    with pytest.raises(BatchError, match="the engine failed: RuntimeError"):
+        complete(llm)
+    assert submitted == [3, 4, 5]
 
 
 @pytest.mark.parametrize(
