@@ -132,13 +132,18 @@ class SequenceOutput:
             return None
         if self._start.ending is EndDelivery.GIVEN:
             raise self._start.offset_error()
-        return self._next_chunk()
-
-    def _next_chunk(self) -> Chunk:
-        """The chunk of what comes next."""
         latest = self._pending[-1] if self._pending else None
         if latest is None or self._chunk_per_token or len(latest.token_ids) >= self._max_chunk_tokens:
-            self._pending.append(Chunk(self.index, self.num_sent_tokens))
+            return self._new_chunk()
+        return latest
+
+    def _chunk_of_end(self) -> Chunk:
+        """That of the last token, also where it is full: a client that has the token has the text that was held back,
+        too. With `chunk_per_token` one of its own."""
+        return self._pending[-1] if self._pending and not self._chunk_per_token else self._new_chunk()
+
+    def _new_chunk(self) -> Chunk:
+        self._pending.append(Chunk(self.index, self.num_sent_tokens))
         return self._pending[-1]
 
     def _end_with_cause(self, cause: str, tokens: scheduler_pb2.Tokens) -> None:
@@ -160,7 +165,7 @@ class SequenceOutput:
         if self.num_sent_tokens < self._start.num_tokens:
             raise self._start.offset_error()
         ending = self._start.ending if self.num_sent_tokens == self._start.num_tokens else EndDelivery.MISSING
-        last = self._next_chunk() if ending is EndDelivery.MISSING else None
+        last = self._chunk_of_end() if ending is EndDelivery.MISSING else None
         # Text that was held back may be a call, so the reason to finish is known after it.
         matched = finish.matched
         self._turn.end(last, matched if isinstance(matched, int) and not self._includes_stop else None)
@@ -168,4 +173,4 @@ class SequenceOutput:
             finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
         self.finish = finish
         if ending is not EndDelivery.GIVEN:
-            (last or self._next_chunk()).finish = finish
+            (last or self._chunk_of_end()).finish = finish

@@ -162,6 +162,14 @@ def test_an_end_that_was_given_elsewhere_is_refused(num_tokens: int) -> None:
         given_out(make_rendering(), ended(5, 6), ResumePosition(num_tokens, EndDelivery.GIVEN))
 
 
+def test_text_that_was_held_back_is_sent_with_the_last_token_of_a_full_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendering = make_rendering(VOCABULARY, stop=("lox",))
+    monkeypatch.setattr("gateway_svc.rendering._CHUNK_BYTES", 1)  # one token in each
+    chunks = given_out(rendering, ended(*(id_of(TINY, letter) for letter in "hello")))
+    assert [chunk.text for chunk in chunks] == ["h", "e", "", "l", "lo"]
+    assert [chunk.finish for chunk in chunks] == [None] * 4 + [Finish(FinishReason.LENGTH)]
+
+
 def test_a_sequence_that_is_not_there_yet_is_waited_for() -> None:
     tokens = [scheduler_v1.Tokens(offset=offset, token_ids=HELLO) for offset in range(3)]
     (chunk,) = given_out(make_rendering(), tokens, ResumePosition(2))
