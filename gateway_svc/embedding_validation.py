@@ -99,6 +99,7 @@ async def validate_inputs(
         for one, prompt in zip(unvalidated.inputs, prompts, strict=True):
             if isinstance(prompt, TextToEncode):
                 token_ids, where = await anext(encoded), Field.TEXT
+                FieldChecker(one.field_path).tokens_of_text(where, token_ids, model)
             else:
                 token_ids, where = await _token_ids(one, prompt, truncation, model), Field.TOKEN_IDS
             check_num_tokens(token_ids, where, model, FieldChecker(one.field_path))

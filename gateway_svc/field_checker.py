@@ -75,6 +75,14 @@ class FieldChecker:
         message = f"is out of vocabulary: must be between 0 and {model.vocab_size - 1}"
         raise QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which, item_index))
 
+    def tokens_of_text(self, which: Field, token_ids: Sequence[int], model: ModelInfo) -> None:
+        """Rejects a text or a chat with a token that the tokenizer has, and the model lacks."""
+        if not token_ids or max(token_ids) < model.vocab_size:
+            return
+        token_id = next(token_id for token_id in token_ids if token_id >= model.vocab_size)
+        message = f"has the token {token_id}, which the model lacks: its last one is {model.vocab_size - 1}"
+        raise self.invalid(which, message)
+
     def unicode(self, where: str, text: str) -> None:
         """Rejects half a surrogate pair, which JSON can express and UTF-8 cannot."""
         try:

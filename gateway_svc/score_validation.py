@@ -133,6 +133,7 @@ class _PairEncoder:
             for one in self.inputs:
                 token_ids, limit = await anext(encoded), one.max_text_tokens
                 text = PairText.of(_text(one), token_ids, limit, self.truncation.num_kept, side)
+                FieldChecker(one.field_path).tokens_of_text(Field.TEXT, text.token_ids, self.model)
                 if len(text.token_ids) > self.model.context_length:
                     raise self._beyond_context(one, f"{len(text.token_ids)} tokens")
                 texts.append(await self.form.shorten(text, side, self.tenant))
@@ -140,14 +141,14 @@ class _PairEncoder:
 
     async def join(self, texts: Sequence[PairText], first: int, second: int) -> EncodedPair:
         """The prompt of two of the texts, by their indices."""
-        truncation = self.truncation
+        truncation, of_second = self.truncation, FieldChecker(self.inputs[second].field_path)
         try:
             encoded = await self.form.join(
                 texts[first], texts[second], truncation.num_kept, truncation.side, self.tenant
             )
         except ChatTemplateError as error:
-            of_second = FieldChecker(self.inputs[second].field_path)
             raise of_second.invalid(Field.TEXT, "the chat template of the model rejects this pair") from error
+        of_second.tokens_of_text(Field.TEXT, encoded.token_ids, self.model)
         if (num_tokens := len(encoded.token_ids)) > self.model.context_length:
             longer = first if texts[first].num_tokens > texts[second].num_tokens else second
             raise self._beyond_context(self.inputs[longer], f"with the other text of its pair {num_tokens} tokens")

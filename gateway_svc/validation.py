@@ -231,6 +231,7 @@ class Validator:
                 encoded = await self.encode(prompt, check, most, tenant, kept)
             except PromptTooLong:
                 raise check.too_long(where, None, model) from None
+            check.tokens_of_text(where, encoded.token_ids, model)
         if not encoded.token_ids:
             raise check.invalid(where, "must not be empty")
         if len(encoded.token_ids) > room:

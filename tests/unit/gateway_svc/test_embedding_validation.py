@@ -44,9 +44,11 @@ def of_http(**fields: Any) -> UnvalidatedEmbeddings:
     return read_embeddings(EmbeddingsBody.read(parse_body(json.dumps(fields).encode()))).inputs.unvalidated
 
 
-async def validated(unvalidated: UnvalidatedEmbeddings, tokenizer: ModelTokenizer) -> list[ValidatedValue]:
+async def validated(
+    unvalidated: UnvalidatedEmbeddings, tokenizer: ModelTokenizer, model: ModelInfo = MODEL
+) -> list[ValidatedValue]:
     return await validate_embeddings(
-        unvalidated, tokenizer, MODEL, request_id="own-id", retention=unvalidated.retention, tenant="default"
+        unvalidated, tokenizer, model, request_id="own-id", retention=unvalidated.retention, tenant="default"
     )
 
 
@@ -229,6 +231,14 @@ async def test_an_error_names_the_field(
     with pytest.raises(QuireError) as error:
         await validated(read(**fields), encoder)
     assert (error.value.reason, error.value.field) == (reason, field)
+
+
+async def test_a_text_with_a_token_that_the_model_lacks_is_refused(encoder: ModelTokenizer) -> None:
+    model = replace(MODEL, vocab_size=WORDS.index("d"))
+    assert await validated(of_http(input=["a", "c"]), encoder, model)
+    with pytest.raises(QuireError) as error:
+        await validated(of_http(input=["a", "c d"]), encoder, model)
+    assert (error.value.reason, error.value.field) == (Reason.INVALID_FIELD, "input[1]")
 
 
 async def test_a_refusal_of_the_scheduler_names_the_input(encoder: ModelTokenizer) -> None:

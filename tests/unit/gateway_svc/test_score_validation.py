@@ -240,6 +240,23 @@ async def test_an_error_names_the_field(
     assert (error.value.reason, error.value.field) == (reason, field)
 
 
+@pytest.mark.parametrize(
+    ("queries", "documents", "vocab_size", "field"),
+    [
+        ("d", ["a", "b"], WORDS.index("d"), "queries"),
+        ("a", ["b", "d"], WORDS.index("d"), "documents[1]"),
+        ("[UNK]", ["unknown"], WORDS.index("[SEP]"), "documents[0]"),  # a token that the template writes
+    ],
+)
+async def test_a_pair_with_a_token_that_the_model_lacks_is_refused(
+    queries: str, documents: list[str], vocab_size: int, field: str, tokenizer: ModelTokenizer
+) -> None:
+    model = ModelInfo("encoder", CONTEXT_LENGTH, vocab_size)
+    with pytest.raises(QuireError) as error:
+        await validated(of_http(queries=queries, documents=documents), tokenizer, model=model)
+    assert (error.value.reason, error.value.field) == (Reason.INVALID_FIELD, field)
+
+
 async def test_a_refusal_of_the_scheduler_names_the_document(tokenizer: ModelTokenizer) -> None:
     over_http = await validated(of_http(queries="a", documents=["b", {"text": "c"}]), tokenizer)
     over_grpc = await validated(of_grpc(queries=["a"], documents=["b", "c"]), tokenizer)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gateway_svc.message_formats.formats import AUTO, choose_format
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText, ValidatedRequest
 from gateway_svc.validation import Validator
+from gateway_values import id_of
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1.scheduler_pb2 import RenderOptions
 from svc_common.errors import Reason
@@ -325,6 +327,16 @@ async def test_ending_tokens_are_suppressed_until_min_tokens(tokenizer: ModelTok
     without = (await over_grpc(tokenizer, text="a", **stopping(stop_token_ids=[9]))).to_proto(RenderOptions())
     assert not without.sampling.suppressed_token_ids
     assert list(without.stop_token_ids) == [EOS, 9]
+
+
+async def test_texts_with_a_token_that_the_model_lacks_are_refused(
+    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some tokenizers have added tokens, such as one for padding, behind the vocabulary of the model."""
+    monkeypatch.setattr("gateway_requests.MODEL", replace(MODEL, vocab_size=id_of(tiny_tokenizer(), "h")))
+    assert await refused(over_grpc(tokenizer, text="h")) == (INVALID, "generation.text")
+    assert await refused(over_http(tokenizer, prompt="h")) == (INVALID, "prompt")
+    assert await refused(over_http(tokenizer, messages=[{"role": "user", "content": "h"}])) == (INVALID, "messages")
 
 
 async def test_a_model_without_a_template_takes_no_chats(tokenizer: ModelTokenizer) -> None:
