@@ -321,7 +321,9 @@ class Validator:
         min_tokens = unvalidated.min_tokens or 0
         if not 0 <= min_tokens <= max_tokens:
             raise check.invalid(Field.MIN_TOKENS, f"must be between 0 and max_tokens, which is {max_tokens}")
-        eos_token_ids = self._tokenizer.end_token_ids(fills_gap=isinstance(unvalidated.prompt, InfillPrompt))
+        end_token_ids = self._tokenizer.end_token_ids(fills_gap=isinstance(unvalidated.prompt, InfillPrompt))
+        # The model's files may name others, which are never sampled; workers refuse to suppress them.
+        eos_token_ids = tuple(token_id for token_id in end_token_ids if token_id < model.vocab_size)
         ends = unvalidated.end_of_text is EndOfText.ENDS
         return Stopping(
             max_tokens=max_tokens,

@@ -75,20 +75,21 @@ def load_grammar_tokenizer(
     """The vocabulary that grammars are compiled for, in about a second.
 
     `tokenizer_json` is the text of the file of this name. `vocab_size` is that of the model's logits; None: that of the
-    tokenizer. Tokens beyond the tokenizer's are never allowed. Raises UnsupportedTokenizer.
+    tokenizer. Tokens beyond the tokenizer's are never allowed, also of `eos_token_ids`. Raises UnsupportedTokenizer.
     """
     from llguidance import LLTokenizer
     from tokenizers import Tokenizer
 
-    if not eos_token_ids:
-        raise UnsupportedTokenizer("the model has no end-of-text token, which ends the text of a grammar")
     try:
         tokenizer = Tokenizer.from_str(tokenizer_json)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        known = [token_id for token_id in eos_token_ids if tokenizer.id_to_token(token_id) is not None]
+        if known:
+            return LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=known)
     except Exception as error:  # tokenizers raises nothing narrower
         raise UnsupportedTokenizer(f"grammars cannot be applied to the model's tokenizer: {error}") from error
+    raise UnsupportedTokenizer("the tokenizer has no end-of-text token of the model, which ends the text of a grammar")
 
 
 def compile_grammar(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":

@@ -284,7 +284,7 @@ def eos_token_ids_of(directory: Path) -> list[int]:
         if eos is None:
             continue
         tokens = eos if isinstance(eos, list) else [eos]
-        if not all(type(token) is int for token in tokens):
+        if not all(type(token) is int and token < 2**32 for token in tokens):
             raise ValueError(f"eos_token_id of {name} must be a token or a list of tokens, not {eos!r}")
         return [token for token in tokens if token >= 0]  # -1 stands for none
     return []

@@ -108,6 +108,7 @@ def test_end_of_text_comes_from_the_generation_config_or_else_the_config(
         ("generation_config.json", '{"eos_token_id": ["</s>"]}'),
         ("generation_config.json", '{"eos_token_id": [null]}'),
         ("generation_config.json", '{"eos_token_id": true}'),
+        ("generation_config.json", '{"eos_token_id": [2, 4294967296]}'),
     ],
 )
 def test_the_error_of_invalid_files_names_the_directory(

@@ -1,6 +1,8 @@
 """The validator, through both protocols: rejected fields and their names, and the values that valid requests get."""
 
+import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -327,6 +329,17 @@ async def test_ending_tokens_are_suppressed_until_min_tokens(tokenizer: ModelTok
     without = (await over_grpc(tokenizer, text="a", **stopping(stop_token_ids=[9]))).to_proto(RenderOptions())
     assert not without.sampling.suppressed_token_ids
     assert list(without.stop_token_ids) == [EOS, 9]
+
+
+async def test_an_ending_token_that_the_model_lacks_is_left_out(model_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(model_directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, VOCAB_SIZE]}))
+    tokenizer = ModelTokenizer.load(tmp_path)
+    one = await over_grpc(tokenizer, text="a", **stopping(min_tokens=3))
+    assert (one.stopping.ending_token_ids, one.stopping.suppressed_token_ids) == ((EOS,), (EOS,))
+    ignored = await over_grpc(tokenizer, text="a", **stopping(min_tokens=3, ignore_eos=True))
+    assert ignored.stopping.suppressed_token_ids == (EOS,)
+    tokenizer.close()
 
 
 async def test_texts_with_a_token_that_the_model_lacks_are_refused(

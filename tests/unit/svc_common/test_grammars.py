@@ -60,6 +60,14 @@ def test_the_text_ends_with_any_end_of_text_token() -> None:
     assert _allowed(matcher) == {0, EOS}
 
 
+def test_an_end_of_text_token_that_the_tokenizer_lacks_is_left_out() -> None:
+    size = tiny_tokenizer().get_vocab_size()
+    tokenizer = load_grammar_tokenizer(tiny_tokenizer().to_str(), [size, EOS, 2**32 - 1], vocab_size=size + 50)
+    matcher = _compile(tokenizer, 'start: "a"')
+    assert matcher.consume_tokens(tokenizer.tokenize_str("a"))
+    assert _allowed(matcher) == {EOS}
+
+
 def test_control_tokens_and_tokens_beyond_the_tokenizers_are_no_text() -> None:
     size = tiny_tokenizer().get_vocab_size()
     tokenizer = load_grammar_tokenizer(tiny_tokenizer().to_str(), [EOS], vocab_size=size + 50)
@@ -69,6 +77,8 @@ def test_control_tokens_and_tokens_beyond_the_tokenizers_are_no_text() -> None:
 def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
     with pytest.raises(UnsupportedTokenizer, match="no end-of-text token"):
         load_grammar_tokenizer(tiny_tokenizer().to_str(), [])
+    with pytest.raises(UnsupportedTokenizer, match="no end-of-text token"):
+        load_grammar_tokenizer(tiny_tokenizer().to_str(), [tiny_tokenizer().get_vocab_size()])
     with pytest.raises(UnsupportedTokenizer, match="vocab"):
         load_grammar_tokenizer(tiny_tokenizer().to_str(), [EOS], vocab_size=8)
     with pytest.raises(UnsupportedTokenizer):
