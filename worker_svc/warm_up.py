@@ -8,8 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker_svc.description import WorkerLimits
+from worker_svc.errors import StartupFailed
 from worker_svc.runner import Runner
-from worker_svc.step import BlockOps, BlockPairs, NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
+from worker_svc.step import (
+    BlockOps,
+    BlockPairs,
+    FailureReason,
+    NewSequence,
+    SamplingParams,
+    ScheduledSequence,
+    Step,
+    StepOutcome,
+)
 
 # Bytes to swap for the measurement, enough that the start of a copy does not matter; seconds with a rate limit.
 _MEASURED_BYTES = 64 * 2**20
@@ -19,6 +29,9 @@ _MEASURED_SECONDS = 0.1
 _USUAL = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20)
 _COSTLIEST = replace(_USUAL, typical_p=0.9)
 _PLAIN = SamplingParams(temperature=1.0)
+
+# Why a valid sequence fails, whatever its tokens are.
+_NOT_FINITE = ". The weights of the model hold NaN or infinity, or QUIRE_DTYPE is too small for them"
 
 # Triton compiles a kernel again if a size is 1 or becomes a multiple of 16. On a CPU nothing is compiled: one step of a
 # few tokens starts the threads and takes the memory that others use again.
@@ -148,11 +161,16 @@ def _num_blocks(step: Step) -> int:
 
 
 def _run(runner: Runner, step: Step) -> StepOutcome:
-    outcome = runner.step(step)
-    failures = [result.failure for result in outcome.sequences] + [
-        result_of_swap.failure for result_of_swap in outcome.swap_results
-    ]
-    for failure in failures:
-        if failure is not None:
-            raise RuntimeError(f"a warm-up step failed: {failure}")
+    return without_failures(runner.step(step))
+
+
+def without_failures(outcome: StepOutcome) -> StepOutcome:
+    """The outcome of a warm-up step. Raises StartupFailed where a sequence or a swap has failed."""
+    for swap in outcome.swap_results:
+        if swap.failure is not None:
+            raise StartupFailed(f"a warm-up step failed: {swap.failure}")
+    for result in outcome.sequences:
+        if result.failure is not None:
+            hint = "" if result.failure_reason is FailureReason.OUT_OF_MEMORY else _NOT_FINITE
+            raise StartupFailed(f"a warm-up step failed: {result.failure}{hint}")
     return outcome

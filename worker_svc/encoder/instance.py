@@ -31,6 +31,7 @@ from worker_svc.model_fit import check_fits
 from worker_svc.progress import progress
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, PromptComputation, SamplingParams, ScheduledSequence, Step
+from worker_svc.warm_up import without_failures
 from worker_svc.weight_sizes import read_value_sizes
 
 # Tokens and sequences of a step. Others wait for the whole step, so it is short on a CPU.
@@ -190,7 +191,7 @@ def _free_memory(settings: WorkerSettings, device: torch.device) -> int:
 
 def _measure(runner: EncoderRunner, result: str, step_tokens: int) -> float:
     """Tokens per second of a step of so many tokens. The ones before it, which are not counted, take memory and compile
-    kernels: some have other tiles for few tokens.
+    kernels: some have other tiles for few tokens. Raises StartupFailed where a value is not finite.
     """
     limits = runner.limits
     length = min(limits.context_length, 128)
@@ -198,7 +199,7 @@ def _measure(runner: EncoderRunner, result: str, step_tokens: int) -> float:
     new = [NewSequence(number, [0] * length, length, 0, SamplingParams(), result=result) for number in range(count)]
     step = Step([], new, [ScheduledSequence(number, 0, length, []) for number in range(count)])
     short = NewSequence(count, [0], 1, 0, SamplingParams(), result=result)
-    runner.step(Step([], [short], [ScheduledSequence(count, 0, 1, [])]))
-    seconds = [runner.step(step).busy_seconds for _ in range(2)]
+    without_failures(runner.step(Step([], [short], [ScheduledSequence(count, 0, 1, [])])))
+    seconds = [without_failures(runner.step(step)).busy_seconds for _ in range(2)]
     runner.reset()
     return count * length / seconds[-1]

@@ -54,6 +54,18 @@ def test_no_room_for_a_block_is_said_at_start_up(tiny_llama: Path) -> None:
         load_worker(tiny_llama, "--cpu-kv-bytes", "1000")
 
 
+@pytest.mark.parametrize("args", [("--num-blocks", "5"), MEASURED], ids=str)
+def test_a_model_whose_logits_are_not_finite_is_refused(
+    args: tuple[str, str], tiny_llama: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_llama, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StartupFailed, match=r"the logits are not finite.* hold NaN or infinity, or QUIRE_DTYPE is too"):
+        load_worker(tmp_path, *args)
+
+
 def test_the_number_of_blocks_can_be_given(tiny_llama: Path) -> None:
     assert load_worker(tiny_llama, "--num-blocks", "5").description.limits.num_blocks == 5
 

@@ -62,6 +62,15 @@ def test_it_describes_a_model_without_kv(tmp_path: Path) -> None:
     assert limits.max_indivisible_tokens == 40
 
 
+def test_a_model_whose_vectors_are_not_finite_is_refused(tmp_path: Path) -> None:
+    save_bert(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["embeddings.LayerNorm.weight"][0] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StartupFailed, match=r"its embedding is not finite\. .* hold NaN or infinity, or QUIRE_DTYPE"):
+        load(tmp_path)
+
+
 def test_its_identity_changes_with_how_vectors_are_made(tmp_path: Path) -> None:
     directories = [tmp_path / pooling for pooling in ("mean", "cls")]
     for directory in directories:
