@@ -83,7 +83,12 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals[_CLOCK] = _strftime_now
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError:
+            raise
+        except Exception as error:  # such as of Python's compiler, which takes 20 nested loops at most
+            raise TemplateError(f"it cannot be compiled: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.control_tokens = control_tokens
         # Templates of Hugging Face may rely on tools and documents being defined.
@@ -261,8 +266,11 @@ def _processor_template(directory: Path) -> dict[str, str]:
 def _named_templates(templates: Any) -> dict[str, str]:
     """The templates of tokenizer_config.json by name: of a list, or the one that is there."""
     if isinstance(templates, list):
-        if not all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in templates):
-            raise ValueError("chat_template must be a text, or a list of objects with name and template")
+        if not all(
+            isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in ("name", "template"))
+            for entry in templates
+        ):
+            raise ValueError("chat_template must be a text, or a list of objects with the texts name and template")
         return {entry["name"]: entry["template"] for entry in templates}
     return {_DEFAULT: templates} if isinstance(templates, str) else {}
 

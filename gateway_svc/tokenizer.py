@@ -19,6 +19,7 @@ from gateway_svc.validated_request import SpecialTokens, TruncationSide
 from gateway_svc.vocabulary import Vocabulary
 from svc_common.keys import DEFAULT_TENANT_NAME
 from svc_common.models import DamagedModelFile, eos_token_ids_of
+from svc_common.tokenizer_errors import tokenizer_errors
 
 T = TypeVar("T")
 
@@ -106,10 +107,8 @@ class ModelTokenizer:
             config = load_tokenizer_config(source)
         except (OSError, ValueError, KeyError, RecursionError, TemplateError) as error:
             raise InvalidModelFiles(f"{source} holds no tokenizer that can be used: {error}") from error
-        try:
+        with tokenizer_errors(lambda error: InvalidModelFiles(f"{source / 'tokenizer.json'} cannot be used: {error}")):
             return cls(Tokenizer.from_buffer(data), decoder, template, eos_token_ids, config)
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise InvalidModelFiles(f"{source / 'tokenizer.json'} cannot be used: {error}") from error
 
     @property
     def chat_template(self) -> ChatTemplate | None:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from svc_common.tokenizer_errors import tokenizer_errors
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
@@ -80,15 +82,15 @@ def load_grammar_tokenizer(
     from llguidance import LLTokenizer
     from tokenizers import Tokenizer
 
-    try:
+    with tokenizer_errors(
+        lambda error: UnsupportedTokenizer(f"grammars cannot be applied to the model's tokenizer: {error}")
+    ):
         tokenizer = Tokenizer.from_str(tokenizer_json)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         known = [token_id for token_id in eos_token_ids if tokenizer.id_to_token(token_id) is not None]
         if known:
             return LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=known)
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise UnsupportedTokenizer(f"grammars cannot be applied to the model's tokenizer: {error}") from error
     raise UnsupportedTokenizer("the tokenizer has no end-of-text token of the model, which ends the text of a grammar")
 
 

@@ -19,6 +19,7 @@ from svc_common.models import (
     tokenizer_fingerprint,
     tokenizer_setting,
 )
+from svc_common.tokenizer_errors import tokenizer_errors
 from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.block_copier import RateLimiter
 from worker_svc.block_copier_factory import make_block_copier
@@ -256,10 +257,9 @@ def check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
     """
     from tokenizers import Tokenizer
 
-    try:
-        token_ids = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab().values()
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise StartupFailed(f"{setting}: {tokenizer / 'tokenizer.json'} cannot be used: {error}") from error
+    file = tokenizer / "tokenizer.json"
+    with tokenizer_errors(lambda error: StartupFailed(f"{setting}: {file} cannot be used: {error}")):
+        token_ids = Tokenizer.from_file(str(file)).get_vocab().values()
     highest = max(token_ids, default=0)
     if highest >= vocab_size:
         raise StartupFailed(

@@ -5,6 +5,7 @@ Source: llama.cpp's `conversion/bert.py` and `src/llama-vocab.cpp`.
 
 from typing import Any
 
+from svc_common.tokenizer_errors import tokenizer_errors
 from worker_svc.gguf.metadata import CONTROL, UNKNOWN, USER_DEFINED, GgufMetadata
 
 _SPACE = "▁"
@@ -36,7 +37,11 @@ def make_unigram(metadata: GgufMetadata) -> tuple[Any, dict[str, str]]:
     special = metadata.special_tokens(ids, pieces)
     made = Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), ids["unk_token"], byte_fallback=False))
     if charsmap := metadata.general("tokenizer.ggml.precompiled_charsmap"):
-        made.normalizer = normalizers.Precompiled(bytes(byte & 0xFF for byte in charsmap))
+        with tokenizer_errors(
+            lambda error: metadata.refusal(f"its tokenizer.ggml.precompiled_charsmap cannot be used: {error}")
+        ):
+            made.normalizer = normalizers.Precompiled(bytes(byte & 0xFF for byte in charsmap))
+            made.normalizer.normalize_str("a")  # some damaged tables fail with the first text
     scheme = "never" if metadata.general("tokenizer.ggml.add_space_prefix") is False else "always"
     steps: list[Any] = [pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)]
     if metadata.general("tokenizer.ggml.remove_extra_whitespaces") is not False:

@@ -128,6 +128,11 @@ def test_a_model_that_is_not_there_is_refused_with_those_that_are(several: Path)
     ("text", "kind", "message"),
     [
         ('chat_template = "{% if %}"', BadSetting, "QUIRE_CHAT_TEMPLATE does not parse"),
+        (
+            f"chat_template = '{'{% for a in b %}' * 25}{'{% endfor %}' * 25}'",
+            BadSetting,
+            "QUIRE_CHAT_TEMPLATE cannot be used as a Jinja template: it cannot be compiled: too many",
+        ),
         ('chat_template = "gone.jinja"', BadSetting, "QUIRE_CHAT_TEMPLATE: "),
         ('tool_format = "x"', BadSetting, "QUIRE_TOOL_FORMAT: x is not one of auto, none, glm45, "),
         (

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from base64 import b64encode
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from gateway_svc.chat_template import ChatTemplate, TemplateChat
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer, PromptTooLong, TextToEncode
 from gateway_svc.validated_request import SpecialTokens, TruncationSide
 from tiny_model import tiny_tokenizer
+
+NESTED_LOOPS = "{% for a in b %}" * 25 + "{% endfor %}" * 25
+"""A template that Jinja parses, and Python does not compile."""
 
 
 async def test_text_becomes_tokens_and_text_again(tokenizer: ModelTokenizer) -> None:
@@ -103,6 +107,9 @@ def test_end_of_text_comes_from_the_generation_config_or_else_the_config(
         ("tokenizer_config.json", '{"chat_template": "{% if %}"}'),
         ("tokenizer_config.json", '{"chat_template": ["{{ messages }}"]}'),
         ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 5}]}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": ["default"], "template": "{{ messages }}"}]}'),
+        pytest.param("tokenizer_config.json", json.dumps({"chat_template": NESTED_LOOPS}), id="nested loops"),
         pytest.param("tokenizer_config.json", "[" * 100_000, id="deep"),
         ("generation_config.json", "["),
         ("generation_config.json", '{"eos_token_id": ["</s>"]}'),
@@ -120,6 +127,19 @@ def test_the_error_of_invalid_files_names_the_directory(
     else:
         (tmp_path / name).write_text(content)
     with pytest.raises(InvalidModelFiles, match=str(tmp_path)):
+        ModelTokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("charsmap", [b"", b"\0" * 4, b"\xff" * 9])
+def test_a_tokenizer_with_a_damaged_table_of_characters_is_refused(
+    charsmap: bytes, model_directory: Path, tmp_path: Path
+) -> None:
+    """tokenizers panics, which is no Exception: as it reads the file, or with the first text."""
+    shutil.copytree(model_directory, tmp_path, dirs_exist_ok=True)
+    parts = json.loads((tmp_path / "tokenizer.json").read_text())
+    parts["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap).decode()}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    with pytest.raises(InvalidModelFiles, match=rf"{tmp_path}/tokenizer\.json cannot be used: "):
         ModelTokenizer.load(tmp_path)
 
 

@@ -83,6 +83,9 @@ def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
         load_grammar_tokenizer(tiny_tokenizer().to_str(), [EOS], vocab_size=8)
     with pytest.raises(UnsupportedTokenizer):
         load_grammar_tokenizer(Tokenizer(models.WordLevel({"a": 0}, "a")).to_str(), [0])
+    damaged = {"type": "Precompiled", "precompiled_charsmap": ""}  # tokenizers panics
+    with pytest.raises(UnsupportedTokenizer, match="cannot be applied"):
+        load_grammar_tokenizer(json.dumps({**json.loads(tiny_tokenizer().to_str()), "normalizer": damaged}), [EOS])
 
 
 def test_the_default_models_tokenizer_can_be_used() -> None:

@@ -1,5 +1,6 @@
 """From settings to a warm replica: sizes, fingerprint, and what cannot be served."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -230,11 +231,14 @@ def test_the_fingerprint_of_the_tokenizer_is_that_of_the_settings(tiny_llama: Pa
 
 def test_a_tokenizer_with_ids_beyond_the_models_vocabulary_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     other = _tokenizer_directory(tmp_path / "other", 98)
+    parts = json.loads((other / "tokenizer.json").read_text())
     with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .* up to 97, but the model's vocabulary has 97"):
         load_worker(tiny_llama, "--tokenizer", str(other))
-    (other / "tokenizer.json").write_text("{}")
-    with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .*tokenizer\.json cannot be used"):
-        load_worker(tiny_llama, "--tokenizer", str(other))
+    # tokenizers raises Exception for the first one, and panics for the second one.
+    for damaged in ({}, {**parts, "normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}):
+        (other / "tokenizer.json").write_text(json.dumps(damaged))
+        with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .*tokenizer\.json cannot be used"):
+            load_worker(tiny_llama, "--tokenizer", str(other))
 
 
 def test_a_revision_of_the_tokenizer_with_ids_beyond_the_vocabulary_is_refused_by_its_name(

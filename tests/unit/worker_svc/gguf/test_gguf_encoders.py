@@ -276,6 +276,14 @@ def test_fields_of_unigram_vocabularies(name: str, value: bool, text: str, expec
     assert Tokenizer.from_file(str(ours / "tokenizer.json")).encode(text).tokens == expected
 
 
+def _with_charsmap(data: bytes) -> Change:
+    def change(writer: GGUFWriter) -> None:
+        del writer.kv_data[0]["tokenizer.ggml.precompiled_charsmap"]
+        writer.add_precompiled_charsmap(data)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -284,6 +292,8 @@ def test_fields_of_unigram_vocabularies(name: str, value: bool, text: str, expec
             "tokenizer.ggml.treat_whitespace_as_suffix = True",
         ),
         (_without("scores"), "its tokenizer does not have a score for each token"),
+        (_with_charsmap(b"\0" * 4), "its tokenizer.ggml.precompiled_charsmap cannot be used: index out of bounds"),
+        (_with_charsmap(b"\xff" * 9), "its tokenizer.ggml.precompiled_charsmap cannot be used: "),
         (_without("bos_token_id"), "its tokenizer has no cls_token"),
     ],
 )
