@@ -8,6 +8,8 @@ from worker_svc.step import DECODER_RESULTS, PromptComputation
 
 # Logits of a token are up to 1 MB. Fewer rows make the passes over a prompt slow.
 _LEAST_SCORED, _MOST_SCORED = 64, 256
+# Warm-up steps have a prompt, a sampled token and one after it, as QUIRE_MAX_MODEL_LEN allows. Lengths are int32.
+_LEAST_CONTEXT, _MOST_CONTEXT = 3, 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,21 @@ class WorkerDescription:
     """The kinds of results that it computes, by name, and how it computes prompts for them."""
 
 
+def check_context_length(of_model: int) -> None:
+    """Raises StartupFailed unless sequences of the context length of the model's files can be computed."""
+    if not _LEAST_CONTEXT <= of_model <= _MOST_CONTEXT:
+        raise StartupFailed(
+            f"the context length of the model is {of_model} tokens, by max_position_embeddings or what its config.json "
+            f"has in the place of it: it must be between {_LEAST_CONTEXT} and {_MOST_CONTEXT}"
+        )
+
+
 def context_length_of(max_model_len: int | None, of_model: int) -> int:
-    """How many tokens a sequence may have. Raises StartupFailed if that exceeds the model's context length."""
+    """How many tokens a sequence may have. Raises StartupFailed if that exceeds the model's context length, or the
+    latter is no length.
+    """
     if max_model_len is None:
+        check_context_length(of_model)
         return of_model
     if max_model_len > of_model:
         raise StartupFailed(

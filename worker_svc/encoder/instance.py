@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
-from worker_svc.description import WorkerDescription, WorkerLimits
+from worker_svc.description import WorkerDescription, WorkerLimits, check_context_length
 from worker_svc.encoder.backend import (
     KERNELS,
     EncoderBackend,
@@ -74,6 +74,7 @@ def load_encoder(
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     defaults, layers = EmbeddingDefaults(), list[DenseLayer]()
+    check_context_length(description.context_length)
     check_quantized(settings, description, dtype, device)
     kernels, _ = choose_kernels(settings, description, dtype, device)
     sizes = read_value_sizes(served.path, description, dtype)

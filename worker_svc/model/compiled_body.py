@@ -28,7 +28,7 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.building import BuiltBeside, BuiltBody, BuiltLayer, BuiltLayerInput, BuiltLayerInputs, BuiltMlp
 from worker_svc.model.compiled_builder import CompiledBuilder, CompiledHead, pairs_halves
 from worker_svc.model.description import AttentionSpec, MlpKind, ModelDescription
-from worker_svc.model.rope import layer_ropes, query_factors
+from worker_svc.model.rope import layer_ropes, query_factors_of_context
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature
 
 COMPUTED = BY_EVERY_BACKEND | {
@@ -55,8 +55,9 @@ class CompiledBody:
         self.thread_pool, self.dtype, self._use_amx = builder.thread_pool, builder.dtype, builder.use_amx
         ropes = layer_ropes(description)
         self._frequencies = [rope.frequencies().contiguous() for rope in ropes.distinct]
-        every_position = torch.arange(description.context_length)
-        self._query_factors = [query_factors(rope.config, every_position) for rope in ropes.distinct]
+        self._query_factors = [
+            query_factors_of_context(rope.config, description.context_length) for rope in ropes.distinct
+        ]
         self._ropes = (RopeArgs * len(ropes.distinct))(
             *(
                 RopeArgs(

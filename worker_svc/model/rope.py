@@ -100,6 +100,13 @@ def query_factors(config: RopeConfig, positions: Tensor) -> Tensor | None:
     return 1 + config.query_beta * torch.log(1 + torch.floor(positions / config.original_context_length))
 
 
+def query_factors_of_context(config: RopeConfig, context_length: int) -> Tensor | None:
+    """The same at each position of a context, float32 [context_length]. It may be long: nothing is made of it where
+    queries stay.
+    """
+    return query_factors(config, torch.arange(context_length)) if config.query_beta else None
+
+
 class Rotation:
     """The angles of one step's tokens, for the queries and keys of the layers that have these rotary positions."""
 

@@ -35,7 +35,7 @@ from worker_svc.model.building import BuiltBeside, BuiltBody, BuiltLayer, BuiltL
 from worker_svc.model.description import MlpKind, ModelDescription, Norm, NormKind, RopeConfig
 from worker_svc.model.device_formats import COMPUTED, Quantization
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.rope import layer_ropes, query_factors
+from worker_svc.model.rope import layer_ropes, query_factors_of_context
 from worker_svc.model.support import check_computed, unsupported_reason
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
 from worker_svc.model.triton_latent import (
@@ -289,7 +289,7 @@ def _rotations(description: ModelDescription, dtype: torch.dtype, device: torch.
 
 def _query_factors(rope: RopeConfig, context_length: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """By position [context_length, 1, 1]; None: queries stay."""
-    factors = query_factors(rope, torch.arange(context_length))
+    factors = query_factors_of_context(rope, context_length)
     return None if factors is None else factors[:, None, None].to(device, dtype)
 
 

@@ -120,6 +120,22 @@ def test_a_longer_context_than_the_models_is_refused_with_both(
         load_worker(directory, "--max-model-len", str(own + 1))
 
 
+@pytest.mark.parametrize("length", [1, 2, 2**31, 10**12, 2**63])
+def test_a_model_whose_context_is_no_length_is_refused_by_the_field(
+    length: int, tiny_llama: Path, tmp_path: Path
+) -> None:
+    _with_config(tiny_llama, tmp_path, max_position_embeddings=length)
+    with pytest.raises(StartupFailed, match=f"is {length} tokens, by max_position_embeddings .* between 3 and 2147483"):
+        load_worker(tmp_path, "--num-blocks", "5")
+
+
+def _with_config(model: Path, directory: Path, **fields: Any) -> None:
+    """Copies a model, with other fields in its config.json."""
+    shutil.copytree(model, directory, dirs_exist_ok=True)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **fields}))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_at_start_up(tiny_llama: Path) -> None:
     with pytest.raises(StartupFailed, match="no GPU"):

@@ -71,6 +71,14 @@ def test_a_model_whose_vectors_are_not_finite_is_refused(tmp_path: Path) -> None
         load(tmp_path)
 
 
+def test_an_encoder_whose_context_is_no_length_is_refused_by_the_field(tmp_path: Path) -> None:
+    save_encoder(tmp_path, "modernbert")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 10**12}))
+    with pytest.raises(StartupFailed, match="is 1000000000000 tokens, by max_position_embeddings "):
+        load(tmp_path)
+
+
 def test_its_identity_changes_with_how_vectors_are_made(tmp_path: Path) -> None:
     directories = [tmp_path / pooling for pooling in ("mean", "cls")]
     for directory in directories:

@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from llama_models import SIZES
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.rope import LayerRopes, Rotation, layer_ropes
+from worker_svc.model.rope import LayerRopes, Rotation, layer_ropes, query_factors_of_context
 
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _LONGROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0 + pair / 8 for pair in range(12)]}
@@ -41,6 +41,13 @@ def test_frequencies_and_attention_factor(rope: dict[str, Any]) -> None:
     expected, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     torch.testing.assert_close(native.frequencies(), expected)
     assert native.config.attention_factor == pytest.approx(factor)
+
+
+def test_a_long_context_takes_no_memory_where_queries_stay() -> None:
+    description = describe(LlamaConfig(**SIZES, rope_parameters={"rope_theta": 10000.0, "rope_type": "default"}))
+    assert description is not None
+    (rope,) = layer_ropes(description).distinct
+    assert query_factors_of_context(rope.config, 2**60) is None  # 2^63 bytes of positions
 
 
 @pytest.mark.parametrize("given", [{}, {"factor": 3.0}, {"attention_factor": 1.7}], ids=str)
