@@ -140,11 +140,18 @@ class GgufMetadata:
         return value
 
     def check_sizes(self) -> None:
-        """Raises PreparationFailed if one of the sizes that every model has is not above 0."""
+        """Raises PreparationFailed if one of the sizes that every model has is not above 0, or if there are more layers
+        than tensors: lists with a part for each could take all memory.
+        """
         for name in _SIZES:
             value = self.needed(name)
             if isinstance(value, int) and value < 1:
                 raise self.refusal(f"its metadata {self.architecture}.{name} is {value}")
+        if self.num_blocks > len(self._tensors):
+            raise self.refusal(
+                f"its metadata {self.architecture}.block_count is {self.num_blocks}, and it has {len(self._tensors)} "
+                "tensors"
+            )
 
     def refusal(self, why: str) -> PreparationFailed:
         """What is raised for this file."""

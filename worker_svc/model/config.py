@@ -8,6 +8,10 @@ from typing import Any
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import architecture_of
 
+_NUM_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+"""What transformers' configs call the number of layers."""
+_MOST_LAYERS = 10_000  # the largest models have hundreds
+
 
 def raw_config(directory: Path) -> dict[str, Any]:
     """The content of config.json. Raises UnsupportedModel if it cannot be read, or is no object."""
@@ -32,6 +36,17 @@ def read_object(path: Path) -> dict[str, Any]:
     return raw
 
 
+def _check_num_layers(raw: Mapping[str, Any], directory: Path) -> None:
+    """Raises UnsupportedModel for more layers than a model has: lists with a part for each take memory and minutes."""
+    text = raw.get("text_config")
+    for config in (raw, text if isinstance(text, dict) else {}):
+        for name in _NUM_LAYERS:
+            if isinstance(value := config.get(name), int) and value > _MOST_LAYERS:
+                raise UnsupportedModel(
+                    f"{directory / 'config.json'}: {name} is {value}; at most {_MOST_LAYERS} are read"
+                )
+
+
 def read_config(directory: Path) -> Any:
     """The config of the model in a directory, with transformers' values for what config.json leaves out.
 
@@ -39,6 +54,7 @@ def read_config(directory: Path) -> Any:
     package that registers the architecture fails.
     """
     raw = raw_config(directory)
+    _check_num_layers(raw, directory)
     names = raw.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise UnsupportedModel(f"{directory / 'config.json'}: architectures must be a list of names, not {names!r}")

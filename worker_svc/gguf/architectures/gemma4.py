@@ -16,6 +16,7 @@ _HEAD = re.compile(r"output\.weight")
 def _read_config(metadata: GgufMetadata) -> Any:
     from transformers import Gemma4TextConfig
 
+    metadata.check_sizes()
     get, needed = metadata.get, metadata.needed
     num_layers: int = needed("block_count")
     num_shared: int = get("attention.shared_kv_layers") or 0

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from runner_driver import Driver, make_runner
 from svc_common.models import eos_token_ids_of
 from svc_common.preparation import PreparationFailed
-from tiny_gguf import HEADS, KV_HEADS, TOKENS, TinyGguf, write_tiny_gguf
+from tiny_gguf import HEADS, KV_HEADS, TOKENS, TinyGguf, replaced, write_tiny_gguf
 from worker_svc.gguf.architecture import find_architecture
 from worker_svc.gguf.conversion import GgufConversion
 from worker_svc.gguf.metadata import GgufMetadata
@@ -333,6 +333,7 @@ def test_tokens_that_end_a_turn_end_an_answer(
         ),
         (lambda writer: writer.add_uint16("split.count", 3), "one of 3 files of a model"),
         (lambda writer: writer.add_head_count(0), "its metadata llama.attention.head_count is 0"),
+        (replaced("llama.block_count", 2**31), "its metadata llama.block_count is 2147483648, and it has 20 tensors"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(

@@ -128,6 +128,11 @@ def test_what_a_config_cannot_hold_is_refused_by_name(
         converted(variant, change=replaced(f"gemma4.{field}", value))
 
 
+def test_more_layers_than_tensors_are_refused_at_once(converted: Callable[..., tuple[Path, Path]]) -> None:
+    with pytest.raises(PreparationFailed, match=r"its metadata gemma4\.block_count is 2147483648, and it has"):
+        converted("gemma4", change=replaced("gemma4.block_count", 2**31))
+
+
 def test_factors_that_are_not_of_turned_pairs_are_refused(converted: Callable[..., tuple[Path, Path]]) -> None:
     def change(writer: GGUFWriter) -> None:
         (tensors,) = writer.tensors

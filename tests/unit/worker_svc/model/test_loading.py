@@ -168,6 +168,8 @@ def test_an_unknown_architecture_is_refused_by_its_name(changes: dict[str, Any],
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"num_hidden_layers": 10_000_000}, r"config\.json: num_hidden_layers is 10000000; at most 10000 are read"),
+        ({"text_config": {"n_layer": 10_001}}, r"config\.json: n_layer is 10001; at most 10000 are read"),
         ({"hidden_size": "wide"}, r"config\.json: transformers refuses it: .*hidden_size"),
         ({"hidden_act": "none-such"}, "transformers cannot load the model in .*none-such"),
         (
