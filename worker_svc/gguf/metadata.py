@@ -12,6 +12,7 @@ from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 
 from svc_common.preparation import PreparationFailed
+from worker_svc.gguf.field_types import wrong_type
 
 # Fields that change nothing, whatever they are.
 _HARMLESS = ("rope.scaling.finetuned", "tensor_data_layout")
@@ -54,17 +55,24 @@ _TURN_ENDS = (
 _ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
 
 
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 class GgufMetadata:
     """The metadata of a GGUF file, and which fields and tensors of it have been read.
 
-    Raises PreparationFailed for a file that is one of several of its model.
+    Raises PreparationFailed for a file that is one of several of its model, and whatever reads a field that is of
+    another type than it must be.
     """
 
     def __init__(self, gguf: Path, reader: GGUFReader) -> None:
         self.gguf = gguf
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.architecture = str(reader.fields["general.architecture"].contents())
+        self.architecture = ""  # until it is known: names of its fields begin with it
+        self.architecture = self.needed_text("general.architecture")
         self._read: set[str] = set()
         self._factors: set[str] = set()
         name = _SHARD.search(gguf.name)
@@ -92,7 +100,17 @@ class GgufMetadata:
         """A field of no architecture; None: the file has none."""
         field = self._fields.get(name)
         value = None if field is None else field.contents()
-        return value.item() if isinstance(value, np.generic) else value
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is not None and (must_be := wrong_type(name.removeprefix(f"{self.architecture}."), value)) is not None:
+            raise self.refusal(f"its metadata {name} must be {must_be}, not {_shown(value)}")
+        return value
+
+    def needed_text(self, name: str) -> str:
+        """A text of no architecture. Raises PreparationFailed if the file does not have it."""
+        if (value := self.general(name)) is None:
+            raise self.refusal(f"it has no metadata {name}")
+        return str(value)
 
     def get(self, name: str) -> Any:
         """A field of the architecture, which counts as read; None: the file has none."""
@@ -159,15 +177,13 @@ class GgufMetadata:
 
     def not_read(self, *names: str) -> PreparationFailed:
         """What is raised for fields of the architecture that are not read, or not with their values."""
-        fields = ", ".join(f"{self.architecture}.{name} = {self._shown(name)}" for name in names if self._has(name))
+        fields = ", ".join(
+            f"{self.architecture}.{name} = {_shown(self.peek(name))}" for name in names if self._has(name)
+        )
         return self.refusal(f"it has metadata that is not read: {fields}")
 
     def _has(self, name: str) -> bool:
         return f"{self.architecture}.{name}" in self._fields
-
-    def _shown(self, name: str) -> str:
-        value = str(self.peek(name))
-        return value if len(value) <= 80 else f"{value[:80]}…"
 
     def check_fields_read(self) -> None:
         """Raises PreparationFailed if fields of the architecture have not been read and may change what is computed."""
@@ -198,6 +214,19 @@ class GgufMetadata:
             raise self.refusal("it has no metadata tokenizer.ggml.tokens")
         types = self.general("tokenizer.ggml.token_type") or []
         return texts, types if len(types) == len(texts) else [1] * len(texts)
+
+    def check_tokenizer(self) -> None:
+        """Raises PreparationFailed if parts of the tokenizer are missing that transformers reads of every file, or are
+        of another type, or a special token is beyond the vocabulary.
+        """
+        num_tokens = len(self.tokens()[0])
+        if self.needed_text("tokenizer.ggml.model") == "gpt2" and self.general("tokenizer.ggml.merges") is None:
+            raise self.refusal("it has no metadata tokenizer.ggml.merges")
+        for name in ("bos", "eos", "unknown", "padding"):
+            if (token := self.token(name)) is not None and token >= num_tokens:
+                raise self.refusal(
+                    f"its metadata tokenizer.ggml.{name}_token_id is {token}, and it has {num_tokens} tokens"
+                )
 
     def token(self, *names: str) -> int | None:
         """The special token that the first of these fields says that the file has; None: it has none of them."""

@@ -42,6 +42,7 @@ def write_tokenizer(
         limit = metadata.needed("context_length")
         kind(tokenizer_object=backend, model_max_length=limit, **special).save_pretrained(directory)
         return
+    metadata.check_tokenizer()
     # transformers does not know that this vocabulary has its merges in the order of Gemma's.
     GGUF_SENTENCEPIECE_BUILDERS.setdefault("gemma-embedding", GGUF_SENTENCEPIECE_BUILDERS["gemma3"])
     tokenizer = kind.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)

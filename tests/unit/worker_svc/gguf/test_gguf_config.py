@@ -333,6 +333,26 @@ def test_tokens_that_end_a_turn_end_an_answer(
         ),
         (lambda writer: writer.add_uint16("split.count", 3), "one of 3 files of a model"),
         (lambda writer: writer.add_head_count(0), "its metadata llama.attention.head_count is 0"),
+        (
+            replaced("llama.attention.head_count", "x"),
+            "llama.attention.head_count must be a whole number, or a list with",
+        ),
+        (replaced("llama.block_count", 2.5), "its metadata llama.block_count must be a whole number, not 2.5"),
+        (
+            lambda writer: writer.add_int32("llama.rope.dimension_count", -8),
+            "rope.dimension_count must be a whole number, no",
+        ),
+        (replaced("llama.rope.freq_base", "32"), "its metadata llama.rope.freq_base must be a number, not 32"),
+        (replaced("general.architecture", 5), "its metadata general.architecture must be a text, not 5"),
+        (replaced("general.architecture", None), "it has no metadata general.architecture"),
+        (replaced("tokenizer.ggml.tokens", None), "it has no metadata tokenizer.ggml.tokens"),
+        (replaced("tokenizer.ggml.tokens", 5), "its metadata tokenizer.ggml.tokens must be a list of texts, not 5"),
+        (replaced("tokenizer.ggml.merges", None), "it has no metadata tokenizer.ggml.merges"),
+        (
+            replaced("tokenizer.ggml.eos_token_id", len(TOKENS)),
+            f"its metadata tokenizer.ggml.eos_token_id is {len(TOKENS)}, and it has {len(TOKENS)} tokens",
+        ),
+        (replaced("tokenizer.ggml.bos_token_id", [1]), "tokenizer.ggml.bos_token_id must be a whole number, not [1]"),
         (replaced("llama.block_count", 2**31), "its metadata llama.block_count is 2147483648, and it has 20 tensors"),
     ],
 )
