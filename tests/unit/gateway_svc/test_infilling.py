@@ -1,11 +1,12 @@
 """Prompts with a gap, for models whose tokenizers have tokens for the text around it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from gateway_requests import over_http, refused
+from gateway_requests import MODEL, VOCAB_SIZE, over_http, refused
 from gateway_svc.infilling import InfillForm
 from gateway_svc.tokenizer import ModelTokenizer
 from svc_common.errors import Reason
@@ -24,6 +25,12 @@ PROMPTS = [
     (DEEPSEEK, f"<｜fim▁begin｜>{BEFORE}<｜fim▁hole｜>{AFTER}<｜fim▁end｜>"),
     (CODESTRAL, f"[SUFFIX]{AFTER}[PREFIX]{BEFORE}"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def model_with_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the size of its tokenizer."""
+    monkeypatch.setattr("gateway_requests.MODEL", replace(MODEL, vocab_size=VOCAB_SIZE + len(QWEN)))
 
 
 def with_tokens(added: list[str]) -> tuple[ModelTokenizer, Tokenizer]:
