@@ -155,7 +155,7 @@ async def test_an_instruction_is_for_models_that_read_pairs_as_chats(shared: Har
             assert response.json()["error"]["param"] == name
     make_model_directory(tmp_path)
     write_reranker_files(tmp_path, 5, 6)
-    async with running_gateway(tmp_path, **LIMITS | {"context_length": 200}) as harness:
+    async with running_gateway(tmp_path, context_length=200) as harness:
         harness.scheduler.script = embed_with(score_of)
         async with AsyncClient(f"127.0.0.1:{harness.gateway.grpc_port}") as client:
             await client.score("a", ["b"], instruction="Find.")

@@ -22,8 +22,7 @@ async def filling(tmp_path: Path) -> AsyncIterator[Harness]:
     """A gateway for a model that fills gaps. It answers `world`, and that the file ends."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens([AddedToken(one, special=True) for one in TOKENS])
-    directory = make_model_directory(tmp_path / "tiny", tokenizer)
-    async with running_gateway(directory, vocab_size=tokenizer.get_vocab_size()) as quire:
+    async with running_gateway(make_model_directory(tmp_path / "tiny", tokenizer)) as quire:
         quire.scheduler.script = answer_with(tiny_tokenizer().encode(" world").ids, stop_token_id=PAD)
         yield quire
 

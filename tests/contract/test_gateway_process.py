@@ -53,7 +53,8 @@ async def test_another_tokenizer_and_template_and_defaults_are_served(model_dire
         "QUIRE_CHAT_TEMPLATE": "{{ messages[0].content }}",
         "QUIRE_OVERRIDE_GENERATION_CONFIG": '{"temperature": 0.5, "max_new_tokens": 3}',
     }
-    facts = {"tokenizer_fingerprint": tokenizer_fingerprint(other)}  # as workers with the same settings report
+    # As workers with the same settings report.
+    facts = {"tokenizer_fingerprint": tokenizer_fingerprint(other), "vocab_size": stored.get_vocab_size()}
     async with gateway_process(model_directory, facts, **variables) as (_, harness):
         harness.scheduler.script = answer_with(encoded("hello"))
         messages = [{"role": "user", "content": "hello world"}]

@@ -11,6 +11,7 @@ import grpc
 import httpx
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer
 
 from gateway_svc.gateway import Gateway
 from gateway_svc.model_catalog import ModelCatalog
@@ -59,7 +60,7 @@ def scheduler_model(directory: Path, **changes: Any) -> scheduler_v1.Model:
         "name": MODEL,
         "tokenizer_fingerprint": tokenizer_fingerprint(directory),
         "context_length": CONTEXT_LENGTH,
-        "vocab_size": tiny_tokenizer().get_vocab_size(),
+        "vocab_size": Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size(),
     }
     return scheduler_v1.Model(**(facts | changes))
 
