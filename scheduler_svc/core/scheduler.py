@@ -325,7 +325,7 @@ class Scheduler:
     def finish(self, key: str, index: int, num_tokens: int) -> None:
         """Ends one sequence at a stop string: only its first `num_tokens` output tokens count."""
         sequence = self._requests.find(key, index)
-        if sequence is not None and sequence.request.beam is None and not sequence.request.returns_value:
+        if sequence is not None and sequence.request.ends_anywhere:
             self.waiting.admission.observe_end(sequence.request, num_tokens)
             self._requests.end(sequence)
             del sequence.tokens[len(sequence.request.prompt) + num_tokens :]

@@ -14,7 +14,8 @@ import pytest
 from environments import service_environment
 from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
-from scheduler_harness import TIMEOUT, Worker, expected, until_recorded
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from scheduler_harness import TIMEOUT, SessionClient, Worker, expected, until_recorded
 from scheduler_process import NOT_SERVING, SERVICE, SERVING, SchedulerProcess, scheduler_process
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
@@ -66,6 +67,14 @@ async def until_resigned(process: SchedulerProcess, times: int) -> None:
             await asyncio.sleep(0.02)
 
 
+async def streaming(session: SessionClient, *, detachable: bool = True) -> scheduler_v1.Submit:
+    """Submits a request of 200 tokens, and waits for some of them."""
+    await session.ready()
+    submit = await session.submit(max_tokens=200, detachable=detachable)
+    await session.until_tokens(submit.key, 20)
+    return submit
+
+
 async def test_a_leader_that_cannot_plan_resigns_and_a_standby_takes_over(
     redis_url: str, worker: Worker, plugin: Plugin
 ) -> None:
@@ -76,9 +85,7 @@ async def test_a_leader_that_cannot_plan_resigns_and_a_standby_takes_over(
         await first.until(SERVICE, SERVING)
         await second.until(SERVICE, NOT_SERVING)
         async with first.session() as session:
-            await session.ready()
-            submit = await session.submit(max_tokens=200)
-            await session.until_tokens(submit.key, 20)
+            submit = await streaming(session, detachable=False)
             plugin.breaks_while.touch()
             async with asyncio.timeout(TIMEOUT):  # a leader that goes on sends messages for ever
                 assert await session.end() is grpc.StatusCode.UNAVAILABLE
@@ -110,9 +117,7 @@ async def test_a_commit_that_fails_once_ends_the_term_and_costs_no_token(
     async with scheduler_process(redis_url, worker.port, **plugin.variables) as only:
         await only.until(SERVICE, SERVING)
         async with only.session() as session:
-            await session.ready()
-            submit = await session.submit(max_tokens=200, detachable=True)
-            await session.until_tokens(submit.key, 20)
+            submit = await streaming(session)
             plugin.breaks_once.touch()
             async with asyncio.timeout(TIMEOUT):
                 assert await session.end() is grpc.StatusCode.UNAVAILABLE
@@ -130,9 +135,7 @@ async def test_a_defect_of_every_leader_costs_no_request_and_is_met_ever_more_ra
     async with scheduler_process(redis_url, worker.port, **plugin.variables) as only:
         await only.until(SERVICE, SERVING)
         async with only.session() as session:
-            await session.ready()
-            submit = await session.submit(max_tokens=200, detachable=True)
-            await session.until_tokens(submit.key, 20)
+            submit = await streaming(session)
             plugin.breaks_while.touch()
             await until_resigned(only, 2)
         assert [entry["pause"] for entry in only.logged("resigned")] == [1, 2]

@@ -27,6 +27,13 @@ class Bench:
         self.scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_sequences))
         self.scheduler.add_replica(self.replica)
 
+    def replace_worker(self, **changes: int) -> list[FailedEvent]:
+        """The worker is lost, and another one comes. Returns the requests that fail, since it is too small for them."""
+        self.scheduler.remove_replica(self.replica)
+        other = Bench(**changes)
+        self.replica, self.worker = other.replica, other.worker
+        return self.scheduler.add_replica(self.replica)
+
     def step(self) -> list[Event]:
         """Plan one step and commit it at once."""
         plan = self.scheduler.schedule(self.replica, 0.0)
@@ -276,10 +283,7 @@ def test_lost_worker_loses_no_request() -> None:
     bench.scheduler.submit(Request("a", prompt(9), 1, 6), 0.0)
     first = bench.step()
     bench.scheduler.schedule(bench.replica, 0.0)  # in flight as the worker dies
-    bench.scheduler.remove_replica(bench.replica)
-    other = Bench()
-    bench.replica, bench.worker = other.replica, other.worker
-    bench.scheduler.add_replica(bench.replica)
+    assert bench.replace_worker() == []
     assert isinstance(first[0], TokensEvent)
     outputs = bench.run()
     assert [*first[0].token_ids, *outputs[("a", 0)]] == continuation(prompt(9), 6, VOCAB)
@@ -289,10 +293,7 @@ def test_sequence_continues_on_a_worker_with_another_block_size() -> None:
     bench = Bench()
     bench.scheduler.submit(Request("a", prompt(9), 1, 6), 0.0)
     first = bench.step()
-    bench.scheduler.remove_replica(bench.replica)
-    other = Bench(block_size=8)
-    bench.replica, bench.worker = other.replica, other.worker
-    assert bench.scheduler.add_replica(bench.replica) == []
+    assert bench.replace_worker(block_size=8) == []
     assert isinstance(first[0], TokensEvent)
     outputs = bench.run()
     assert [*first[0].token_ids, *outputs[("a", 0)]] == continuation(prompt(9), 6, VOCAB)
@@ -302,10 +303,7 @@ def test_sequence_ends_where_the_context_of_a_worker_does_that_came_back_with_fe
     bench = Bench(num_blocks=4)
     assert bench.scheduler.submit(Request("a", prompt(9), 1, 7), 0.0) is None
     first = bench.step()
-    bench.scheduler.remove_replica(bench.replica)
-    other = Bench(num_blocks=3)
-    bench.replica, bench.worker = other.replica, other.worker
-    assert bench.scheduler.add_replica(bench.replica) == []
+    assert bench.replace_worker(num_blocks=3) == []
     assert isinstance(first[0], TokensEvent)
     outputs = bench.run()
     assert [*first[0].token_ids, *outputs[("a", 0)]] == continuation(prompt(9), 7, VOCAB)[:3]
@@ -316,8 +314,7 @@ def test_request_without_room_on_a_worker_that_came_back_with_fewer_blocks_fails
     assert bench.scheduler.submit(Request("a", prompt(9), 1, 7), 0.0) is None
     for _ in range(3):
         bench.step()
-    bench.scheduler.remove_replica(bench.replica)
-    (failed,) = bench.scheduler.add_replica(Bench(num_blocks=3).replica)
+    (failed,) = bench.replace_worker(num_blocks=3)
     assert (failed.request.key, failed.reason) == ("a", Failure.CONTEXT_LENGTH_EXCEEDED)
 
 
