@@ -25,6 +25,7 @@ from benchmarks.quality import FORMATS
 from benchmarks.record import RESULTS, describe_gpu, provenance
 from benchmarks.report import Cells, Sense, origin, target, target_list
 from benchmarks.runner import failures_exit, log, make_parser, publish
+from svc_common.gc_tuning import freeze_gc
 from svc_common.models import resolve_model
 from svc_common.settings import read_settings
 from worker_svc.instance import ModelInstance, load_instance
@@ -69,6 +70,7 @@ def _measure_large(rounds: int) -> dict[str, Any]:
     with TemporaryDirectory(prefix="quire-bench-") as folder:
         LARGE_SHAPE.write(Path(folder), default, vocab_size)
         instances = {name: load_format(name, Path(folder)) for name in LARGE_FORMATS}
+    freeze_gc()
     runners = {name: instance.runner for name, instance in instances.items()}
     return {
         "title": LARGE_SHAPE.title,
@@ -162,6 +164,7 @@ def main() -> None:
         parser.error(f"argument --formats: no format named {unknown[0]!r}")
     with failures_exit("formats"):
         instances = {name: load_format(name) for name in wanted}
+        freeze_gc()  # as a worker does
         rounds = min(options.rounds, MOST_ROUNDS)
         runners = {name: instance.runner for name, instance in instances.items()}
         result: dict[str, Any] = {

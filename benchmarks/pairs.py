@@ -12,12 +12,12 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Self
 
 from benchmarks.deployment import running_quire
 from benchmarks.processes import BenchmarkFailed
@@ -28,7 +28,8 @@ NUM_SEQUENCES = 256
 FORWARD_MS = 10
 REQUESTS = {1: 6, 8: 32, 32: 64}
 """By concurrency, how many requests are sent."""
-LOWER_IS_BETTER = ("schedule_and_commit_ms", "round_trip_ms", "start_seconds")
+RATES = tuple(f"tokens_per_second_at_{concurrency}" for concurrency in REQUESTS)
+"""The figures that are better when they are higher."""
 RESULT = RESULTS / "pairs.json"
 
 _IMPORTED = ("", "protos", "kernels", "client")
@@ -73,7 +74,8 @@ def measure_steps(tree: Path) -> dict[str, float]:
 
 
 def measure_serving(tree: Path, seed: int) -> dict[str, float]:
-    """Seconds until a deployment is ready, and its output tokens per second, asked by this tree's client.
+    """Seconds until a deployment is ready, its output tokens per second, and the median time to the first token in
+    seconds, asked by this tree's client.
 
     Raises BenchmarkFailed.
     """
@@ -83,7 +85,11 @@ def measure_serving(tree: Path, seed: int) -> dict[str, float]:
         for concurrency, num_requests in REQUESTS.items():
             load = ("-c", str(concurrency), "-n", str(num_requests), "--seed", str(seed), "-o", "json")
             printed = _run(ROOT, "quire_client", "bench", "--address", deployment.gateway, *load)
-            figures[f"tokens_per_second_at_{concurrency}"] = _find(json.loads(printed), "output_tokens_per_second")
+            summary = json.loads(printed)["summary"]
+            if summary is None:
+                raise BenchmarkFailed(f"no request succeeded: {printed}")
+            figures[f"tokens_per_second_at_{concurrency}"] = summary["output_tokens_per_second"]
+            figures[f"first_token_at_{concurrency}"] = summary["time_to_first_token"]["p50"]
     return figures
 
 
@@ -101,18 +107,10 @@ def compare(other: Path, num_pairs: int, part: str) -> dict[str, PairedRatio]:
         figures = {tree: PARTS[part](tree, pair) for tree in trees}
         for name, ours in figures[ROOT].items():
             theirs = figures[other][name]
-            ratios.setdefault(name, []).append(ours / theirs if name in LOWER_IS_BETTER else theirs / ours)
+            ratios.setdefault(name, []).append(theirs / ours if name in RATES else ours / theirs)
         last = ", ".join(f"{name} {found[-1]:.3f}" for name, found in ratios.items())
         print(f"pair {pair + 1} of {num_pairs}: {last}", flush=True)
     return {name: PairedRatio.of(found) for name, found in ratios.items()}
-
-
-def _find(printed: Mapping[str, Any], name: str) -> float:
-    """A figure at the top of what the load generator prints, or one level below."""
-    for part in (printed, *printed.values()):
-        if isinstance(part, Mapping) and name in part:
-            return float(part[name])
-    raise BenchmarkFailed(f"quire bench gives no {name}")
 
 
 def _run(tree: Path, module: str, *arguments: str) -> str:
