@@ -7,8 +7,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from svc_common.files import why_unreadable
 from svc_common.settings import InvalidSettings, name_settings, parse_settings
 from svc_common.supervisor.__main__ import run
 from svc_common.supervisor.console import Console
@@ -18,7 +20,11 @@ from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
 from svc_common.supervisor.vllm_flags import GIVEN_KEYS, CommandLine, FlagRefused, Value, VllmFlag, read_flags
 
-KEYS_FILE = "serve-api-keys.toml"
+KEYS_FILE = "serve-api-keys-{}.toml"
+"""The name of a file of API keys, with the digest of its contents: another start in the directory, which may also fail,
+changes no file that a gateway reads.
+"""
+
 _HELP = """usage: quire serve [MODEL] [--flag VALUE ...]
 
 Starts Redis, a worker, a scheduler and a gateway on this machine, and stops them after Ctrl-C. MODEL is a hub id, a
@@ -84,9 +90,9 @@ def set_variables(variables: Mapping[str, str]) -> list[str]:
 
 def write_keys(keys: Sequence[str], directory: Path) -> Path:
     """Writes a file of API keys with the digests of these keys, which only its owner may read. Raises FlagRefused."""
-    path = (directory / KEYS_FILE).absolute()
     digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() for key in dict.fromkeys(keys)]
     text = "".join(f'[[keys]]\nsha256 = "{digest}"\ntenant = "default"\n\n' for digest in digests)
+    path = (directory / KEYS_FILE.format(hashlib.sha256(text.encode()).hexdigest()[:12])).absolute()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -94,7 +100,9 @@ def write_keys(keys: Sequence[str], directory: Path) -> Path:
         draft.write_text(text)
         draft.replace(path)
     except OSError as error:
-        raise FlagRefused(f"--api-key: {path} cannot be written: {error}") from error
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise FlagRefused(f"--api-key: {path} cannot be written: {why_unreadable(error)}") from error
     return path
 
 

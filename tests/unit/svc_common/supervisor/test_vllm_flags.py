@@ -1,5 +1,6 @@
 """Flags of `vllm serve`: each sets settings that exist, changes nothing, or is refused by name with advice."""
 
+import errno
 import json
 import os
 import sys
@@ -259,12 +260,36 @@ def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, str]:
 def test_api_keys_are_written_as_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = started(monkeypatch, "m", "--api-key", "token-abc123", "other", "--run-dir", str(tmp_path))
     path = Path(variables["QUIRE_API_KEYS"])
-    assert path == tmp_path / serve.KEYS_FILE
+    assert path.parent == tmp_path
     assert path.stat().st_mode & 0o777 == 0o600
     assert "token" not in path.read_text()
     keys = read_key_file(path)
     assert {key.digest for key in keys.keys} == {digest_of("token-abc123"), digest_of("other")}
     assert {key.tenant.name for key in keys.keys} == {"default"}
+
+
+def test_a_second_start_in_the_directory_leaves_the_api_keys_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Path(started(monkeypatch, "--api-key", "first", "--run-dir", str(tmp_path))["QUIRE_API_KEYS"])
+    second = Path(started(monkeypatch, "--api-key", "second", "--run-dir", str(tmp_path))["QUIRE_API_KEYS"])
+    with pytest.raises(SystemExit):
+        started(monkeypatch, "--api-key", "third", "--port", "none", "--run-dir", str(tmp_path))
+    for path, key in ((first, "first"), (second, "second")):
+        assert [one.digest for one in read_key_file(path).keys] == [digest_of(key)]
+
+
+def test_api_keys_that_cannot_be_written_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(SystemExit):
+        started(monkeypatch, "--api-key", "first", "--run-dir", str(tmp_path))
+    assert capsys.readouterr().err.endswith(".toml cannot be written: no space left on device\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_refusal_ends_the_command_with_status_2(
