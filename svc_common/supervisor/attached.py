@@ -5,6 +5,7 @@ prompt, and when everything is ready its addresses. Standard input is open until
 signal kills it.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from svc_common.model_settings import ModelSettings
 from svc_common.model_tasks import ModelTask
@@ -46,10 +47,9 @@ def main() -> None:
     _report(prompt=positional[1] if len(positional) == 2 else None)
     path = settings.run_dir / LOG_FILE
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        log = os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
+        log = _open_log(path)
+    except BlockingIOError:
+        _refuse(f"QUIRE_RUN_DIR: another `quire run` writes {path}; end it, or set QUIRE_RUN_DIR to another directory")
     except OSError as error:
         _refuse(f"QUIRE_RUN_DIR: {path} cannot be written: {error.strerror}")
     watch = threading.Thread(target=_stop_at_end_of_input, daemon=True)
@@ -58,6 +58,21 @@ def main() -> None:
     finally:
         with suppress(OSError):  # what a full disk had no room for
             log.close()
+
+
+def _open_log(path: Path) -> TextIO:
+    """A new file in place of that of an earlier run. Raises OSError: BlockingIOError where that run still writes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError, PermissionError):
+        earlier = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            fcntl.flock(earlier, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(earlier)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until this process ends, however it ends
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def _announce(

@@ -103,6 +103,21 @@ async def test_the_log_of_an_earlier_run_is_replaced(services: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+async def test_a_second_one_in_the_directory_leaves_the_log_of_the_first(services: Path) -> None:
+    async with started(services) as first:
+        await first.report()
+        await first.report()
+        async with started(services) as second:
+            code, errors = await second.end()
+        assert code == 2
+        assert errors == (
+            f"quire run: QUIRE_RUN_DIR: another `quire run` writes run/{LOG_FILE}; end it, or set QUIRE_RUN_DIR to "
+            "another directory\n"
+        )
+        assert "hello from the gateway" in first.log
+        await first.end()
+
+
 async def test_a_log_that_can_no_longer_be_written_ends_nothing(services: Path) -> None:
     async with started(services) as attached:
         await attached.report()
