@@ -1,7 +1,9 @@
 """OpenTelemetry tracing of a service: off, at no cost, unless an OTLP endpoint is configured."""
 
+import logging
 import math
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,13 +17,16 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.re import parse_env_headers
 
 from svc_common.call_spans import CallSpans
 from svc_common.settings import BAD_SETTINGS
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 _EXPORT_SECONDS = 3.0
+_HEADER_NAME = re.compile("[a-z0-9_.-]+")  # of gRPC's metadata
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -35,12 +40,42 @@ def configure_tracing(role: str) -> None:
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         return
     try:
+        _check_credentials()
         provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"quire-{role}"}))
         provider.add_span_processor(BoundedSpanProcessor(_export_seconds()))
     except (ValueError, InvalidCompressionValueException) as error:
         print(f"python -m {role}_svc: traces: {error}", file=sys.stderr)
         raise SystemExit(BAD_SETTINGS) from None
     trace.set_tracer_provider(provider)
+
+
+def _check_credentials() -> None:
+    """Raises ValueError, which names the variable, where OpenTelemetry or gRPC would log a credential."""
+    endpoint, headers = _first_set(_ENDPOINTS), _first_set(_HEADERS)
+    if "@" in os.environ.get(endpoint, ""):
+        raise ValueError(f"{endpoint} must have no user or password, which gRPC does not send; use {_HEADERS[1]}")
+    if not all(map(_is_header, os.environ.get(headers, "").split(","))):
+        raise ValueError(f"{headers} must be name=value, separated by commas, with special characters percent-encoded")
+
+
+def _first_set(names: Sequence[str]) -> str:
+    """The first of the variables that has a value; the last one where none has."""
+    return next((name for name in names if os.environ.get(name)), names[-1])
+
+
+def _is_header(text: str) -> bool:
+    """Whether a text is empty, or a header that can be sent."""
+    parser_logger = logging.getLogger(parse_env_headers.__module__)
+    parser_logger.disabled = True  # it would log the header
+    try:
+        parsed = parse_env_headers(text, liberal=True)
+    finally:
+        parser_logger.disabled = False
+    if not parsed:
+        return not text.strip()
+    return all(
+        _HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable() for name, value in parsed.items()
+    )
 
 
 def _export_seconds() -> float:

@@ -11,13 +11,15 @@ from svc_common.server import bind, create_server
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """`spans` holds (service name, span) in the order of export."""
+    """`spans` holds (service name, span) in the order of export, `metadata` that of the last export."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, trace_pb2.Span]] = []
+        self.metadata: dict[str, str | bytes] = {}
 
-    async def Export(self, request: Any, context: object) -> Any:
+    async def Export(self, request: Any, context: Any) -> Any:
         """Keeps the exported spans."""
+        self.metadata = dict(context.invocation_metadata())
         for resource_spans in request.resource_spans:
             attributes = {item.key: item.value.string_value for item in resource_spans.resource.attributes}
             for scope_spans in resource_spans.scope_spans:

@@ -106,6 +106,44 @@ def test_a_bad_compression_ends_the_service_with_the_name_of_its_variable(
     assert "OTEL_EXPORTER_OTLP_COMPRESSION" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "error"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:sesame@127.0.0.1:9", "must have no user or password"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "user:sesame@127.0.0.1:9", "must have no user or password"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization: Bearer sesame", "must be name=value"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", 'x=1,authorization="sesame"', "must be name=value"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=%C3%A9sesame", "must be name=value"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a~b=sesame", "must be name=value"),
+    ],
+)
+def test_a_credential_that_would_be_logged_ends_the_service_with_the_name_of_its_variable(
+    variable: str,
+    value: str,
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit) as ended:
+        configure_tracing("worker")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"python -m worker_svc: traces: {variable} {error}")
+    assert "sesame" not in said + caplog.text
+
+
+async def test_headers_are_sent_with_spans(collector: tuple[Collector, str]) -> None:
+    servicer, endpoint = collector
+    headers = " Authorization=Bearer sesame , x-scope=%61b,"
+    await run_script(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_HEADERS=headers)
+    assert len(servicer.spans) == 2
+    assert servicer.metadata["authorization"] == "Bearer sesame"
+    assert servicer.metadata["x-scope"] == "ab"
+
+
 async def test_an_empty_timeout_is_the_default() -> None:
     assert await run_script(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_EXPORTER_OTLP_TIMEOUT="")
 
