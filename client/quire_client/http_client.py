@@ -4,7 +4,8 @@ the server.
 
 import json
 import ssl
-from urllib.parse import urlsplit
+from base64 import b64encode
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import aiohttp
 import grpc
@@ -22,9 +23,17 @@ def is_http_url(url: str) -> bool:
         return False
 
 
+def without_login(url: str) -> str:
+    """The URL without user and password, for messages and calls: `http_client` sends them."""
+    parsed = urlsplit(url)
+    return parsed._replace(netloc=parsed.netloc.rpartition("@")[2]).geturl()
+
+
 def base_url(url: str) -> str:
-    """The URL before `/v1/…`; users give it with /v1, as OpenAI's clients take it, or without."""
-    return url.rstrip("/").removesuffix("/v1")
+    """The URL before `/v1/…`, without user and password; users give it with /v1, as OpenAI's clients take it, or
+    without.
+    """
+    return without_login(url).rstrip("/").removesuffix("/v1")
 
 
 def http_client(
@@ -38,13 +47,15 @@ def http_client(
 
     `timeout` bounds each request from its sending to the last byte of its response, `connect_timeout` the opening of a
     connection, both in seconds. A server with TLS has a certificate of a CA in `ca_file`; None: of one of the system's.
-    Raises QuireError for a file that cannot be used, or a key that no header holds.
+    Each call sends `api_key`, or user and password of the URL, as a proxy may ask for. Raises QuireError for both of
+    them, for a file that cannot be used, and a key or user that no header holds.
     """
     check_api_key(api_key)
     parsed = urlsplit(url)
+    authorization = _authorization(parsed, api_key)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=_trusting(ca_file) if ca_file else True),
-        headers={"authorization": f"Bearer {api_key}"} if api_key else None,
+        headers={"authorization": authorization} if authorization else None,
         timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout),
         trust_env=not is_loopback(f"{parsed.hostname}:{parsed.port}"),
     )
@@ -58,10 +69,24 @@ def error_message(status: int, body: bytes) -> str:
         return f"HTTP status {status}"
 
 
+def _authorization(url: SplitResult, api_key: str | None) -> str | None:
+    user, password = unquote(url.username or ""), unquote(url.password or "")
+    if not user and not password:
+        return f"Bearer {api_key}" if api_key else None
+    if api_key:
+        raise _invalid("the URL has a user or password, and there is an API key: a call sends one of the two")
+    if ":" in user:
+        raise _invalid("the user in the URL must have no colon")
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def _invalid(why: str) -> QuireError:
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    return QuireError(status, status.name, why)
+
+
 def _trusting(ca_file: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError is one too
-        why = f"QUIRE_CA_FILE: {ca_file}: {(error.strerror or str(error)).lower()}"
-        status = grpc.StatusCode.INVALID_ARGUMENT
-        raise QuireError(status, status.name, why) from error
+        raise _invalid(f"QUIRE_CA_FILE: {ca_file}: {(error.strerror or str(error)).lower()}") from error

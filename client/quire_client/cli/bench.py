@@ -22,7 +22,7 @@ from quire_client.cli.interruptible import run_async
 from quire_client.cli.offline import Offline, loading, offline_commands, refuse_beside_offline
 from quire_client.cli.output import print_json, print_table
 from quire_client.cli.progress import RequestProgress
-from quire_client.http_client import http_client
+from quire_client.http_client import http_client, without_login
 
 _DEFAULT_REQUESTS = 48
 _WARM_UP_TOKENS = 8
@@ -80,7 +80,11 @@ def bench(
         commands = offline_commands()
         run, opened, place = commands.run, loading(commands.bench_target(model)), "this process"
     else:
-        run, opened, place = run_async, _target(url, address, model, api_key, timeout), url or address
+        run, opened, place = (
+            run_async,
+            _target(url, address, model, api_key, timeout),
+            without_login(url) if url else address,
+        )
 
     async def measure() -> tuple[TargetModel, LoadResult]:
         async with opened as target:

@@ -1,6 +1,7 @@
 """HTTP clients of commands: which URLs they call, and which servers they trust."""
 
 import ssl
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,35 @@ def test_an_error_has_the_servers_message_or_its_status() -> None:
 async def test_a_key_that_no_header_holds_is_refused() -> None:
     with pytest.raises(QuireError, match="characters that cannot be sent"):
         http_client("http://127.0.0.1:1", "a\nb", None)
+
+
+async def test_user_and_password_of_a_url_are_sent_and_not_shown() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=request.headers.get("authorization", ""))
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    place = f"127.0.0.1:{runner.addresses[0][1]}"
+    url = f"http://us%C3%A9r:s%40same@{place}/v1/"
+    try:
+        assert base_url(url) == f"http://{place}"
+        async with http_client(url, None, 60) as http, http.get(base_url(url)) as response:
+            kind, _, login = (await response.text()).partition(" ")
+        assert (kind, b64decode(login).decode()) == ("Basic", "usér:s@same")
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("user", "key", "why"), [("user:sesame", "key", "an API key"), ("a%3Ab:sesame", None, "must have no colon")]
+)
+async def test_a_login_that_cannot_be_sent_is_refused(user: str, key: str | None, why: str) -> None:
+    with pytest.raises(QuireError, match=why) as refused:
+        http_client(f"http://{user}@127.0.0.1:1", key, None)
+    assert "sesame" not in str(refused.value)
 
 
 async def test_a_server_with_tls_has_a_certificate_of_the_ca_in_the_file(tmp_path: Path) -> None:
