@@ -447,7 +447,20 @@ envFrom:
 {{- default (include "quire.objectName" (dict "root" . "component" "redis")) .Values.redis.existingSecret -}}
 {{- end -}}
 
+{{/* Fails where the values of the Redis contradict each other. */}}
+{{- define "quire.checkRedis" -}}
+{{- with .Values.redis -}}
+{{- if and .enabled (or .externalUrl .externalUrlSecret.name .tls.existingSecret) -}}
+{{- fail "redis.enabled is true, and redis.externalUrl, redis.externalUrlSecret.name or redis.tls.existingSecret is set: set redis.enabled to false to use that Redis" -}}
+{{- end -}}
+{{- if and .externalUrl .tls.existingSecret (not .externalUrlSecret.name) (not (hasPrefix "rediss" .externalUrl)) -}}
+{{- fail "redis.tls.existingSecret is set, and redis.externalUrl has no TLS: with it the URL begins with rediss" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "quire.redisEnv" -}}
+{{- include "quire.checkRedis" . -}}
 {{- with .Values.redis.tls }}
 {{- if .existingSecret }}
 {{- $files := dict "QUIRE_REDIS_CA_FILE" .caKey "QUIRE_REDIS_CERT_FILE" .certKey "QUIRE_REDIS_KEY_FILE" .privateKeyKey }}
