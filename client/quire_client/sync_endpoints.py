@@ -137,9 +137,10 @@ class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
         while True:
             endpoint = self._endpoints[self.endpoint_list.current]
             try:
-                call = method(endpoint.stub).future(
-                    request, timeout=retry_policy.begin_call(monotonic()), metadata=metadata
-                )
+                with self._open():
+                    call = method(endpoint.stub).future(
+                        request, timeout=retry_policy.begin_call(monotonic()), metadata=metadata
+                    )
                 with endpoint.watching(call, is_watched=is_watched), _cancelled_on_error(call):
                     response = call.result()
             except QuireError as error:
@@ -152,9 +153,10 @@ class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
     def start_call(self, resumable: ResumableStream, traceparent: str | None) -> tuple[StreamCall, SyncEndpoint]:
         """Makes the next call of a stream. Raises QuireError where there is no time left for one."""
         endpoint, request, options = self._begin_stream_call(resumable, traceparent)
-        if isinstance(request, pb.ResumeRequest):
-            return endpoint.stub.Resume(request, **options), endpoint
-        return endpoint.stub.StreamGenerate(request, **options), endpoint
+        with self._open():
+            if isinstance(request, pb.ResumeRequest):
+                return endpoint.stub.Resume(request, **options), endpoint
+            return endpoint.stub.StreamGenerate(request, **options), endpoint
 
     def wait_to_resume(self, resumable: ResumableStream, error: QuireError, endpoint: SyncEndpoint) -> None:
         """Waits until a stream may be resumed after `error`, which is raised where it may not."""
@@ -199,6 +201,16 @@ class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
         self._closed.set()
         for endpoint in self._endpoints:
             endpoint.close()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Raises QuireError where a call cannot be made since the client was closed."""
+        try:
+            yield
+        except ValueError as error:  # grpc's, for a channel that was closed
+            if not self._closed.is_set():
+                raise
+            raise closed("the client") from error
 
     def _pause(self, seconds: float) -> None:
         if self._closed.wait(seconds):

@@ -117,6 +117,23 @@ async def test_a_stream_closed_by_another_thread_ends_with_an_error(address: str
     await asyncio.wait_for(service.cancelled.wait(), 60)
 
 
+async def test_calls_of_a_closed_client_fail(address: str) -> None:
+    client = Client(address)
+    stream = client.stream("hello")
+    client.close()
+    client.close()
+    calls: list[Callable[[], object]] = [
+        client.models,
+        lambda: client.generate("hello"),
+        lambda: client.cancel("name"),
+        lambda: client.stream("hello").collect(),
+        stream.collect,
+    ]
+    for call in calls:
+        with pytest.raises(QuireError, match="the client was closed"):
+            call()
+
+
 async def test_interceptors_see_the_calls(address: str, service: Any) -> None:
     class Stamp(grpc.UnaryUnaryClientInterceptor):
         def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
