@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from svc_common.addresses import Host
@@ -32,6 +32,8 @@ GATEWAY_SETTINGS = (
     "override_generation_config",
 )
 """Settings of a model for its gateways."""
+
+_RUN_DIR = Path("run")
 
 
 class SupervisorSettings(ServiceSettings):
@@ -100,8 +102,10 @@ class SupervisorSettings(ServiceSettings):
     insecure: CliImplicitFlag[bool] = Field(False, description=INSECURE)
     tls_cert_file: OptionalPath = Field(None, description="passed on to gateways")
     tls_key_file: OptionalPath = Field(None, description="passed on to gateways")
-    run_dir: Path = Field(Path("run"), description="directory for the embedded Redis' data and the deployment's secret")
-    state_file: Path | None = Field(None, description="JSON file for process ids and addresses of the services")
+    run_dir: Annotated[Path, BeforeValidator(lambda path: path or _RUN_DIR)] = Field(
+        _RUN_DIR, description="directory for the embedded Redis' data and the deployment's secret"
+    )
+    state_file: OptionalPath = Field(None, description="JSON file for process ids and addresses of the services")
     stop_seconds: float = Field(45, gt=0, description="seconds that a service may take to end before it is killed")
 
     @field_validator("uds")

@@ -53,7 +53,7 @@ class StateFile:
         """Only its owner may read it: it has the password of Redis."""
         if self._path is None:
             return
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        draft = self._path.parent / f".{self._path.name}.{os.getpid()}"
         try:
             draft.touch(mode=0o600)
             draft.write_text(json.dumps({**self._constant, **state}, indent=2))

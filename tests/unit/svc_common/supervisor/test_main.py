@@ -111,8 +111,9 @@ async def test_nothing_outlives_a_supervisor_that_is_killed(services: Path) -> N
         ("QUIRE_RUN_DIR", "worker_svc/prepare.py", "{directory}/worker_svc/prepare.py/redis cannot be used: not a "),
         ("QUIRE_STATE_FILE", "none/state.json", "none/state.json: no such file or directory"),
         ("QUIRE_STATE_FILE", "worker_svc", "worker_svc: is a directory"),
+        ("QUIRE_STATE_FILE", ".", ".: "),
     ],
-    ids=["run dir", "no directory", "a directory"],
+    ids=["run dir", "no directory", "a directory", "its own directory"],
 )
 async def test_a_place_that_cannot_be_written_is_named_with_its_variable(
     services: Path, variable: str, value: str, message: str
@@ -123,6 +124,15 @@ async def test_a_place_that_cannot_be_written_is_named_with_its_variable(
     assert err.decode().startswith(f"quire: {variable}: {message.format(directory=services)}")
     assert len(err.splitlines()) == 1
     assert not list(services.glob(".*state*"))
+
+
+async def test_empty_places_are_as_good_as_unset(services: Path) -> None:
+    async with started(services, QUIRE_STATE_FILE="", QUIRE_RUN_DIR="") as supervisor:
+        assert "quire is ready" in await supervisor.line()
+        supervisor.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert (services / "run" / "redis").is_dir()
+    assert not (services / "redis").exists()
 
 
 async def test_a_state_file_that_can_no_longer_be_written_ends_no_service(services: Path) -> None:
