@@ -63,8 +63,14 @@ class EmbeddedRedis:
         password = secrets.token_urlsafe(24)
         config = directory / "redis.conf"
         config.touch(mode=0o600)
-        config.write_text(_CONFIG.format(port=port, password=password, directory=f'"{directory}"'))
+        config.write_text(_CONFIG.format(port=port, password=password, directory=_quoted(directory)))
         return cls((executable, str(config)), f"redis://:{password}@127.0.0.1:{port}/0", lock)
+
+
+def _quoted(path: Path) -> str:
+    """A path as Redis reads it in its configuration, which has escapes for single bytes."""
+    plain = set(range(0x20, 0x7F)) - set(b'"\\')
+    return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(path)) + '"'
 
 
 def find_executable() -> str:

@@ -1,5 +1,6 @@
 """The embedded Redis, as a real process."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,15 @@ async def test_it_keeps_its_data_when_it_starts_again(tmp_path: Path) -> None:
     with running(embedded) as client:
         await answers(embedded)
         assert client.get("record") == b"kept"
+
+
+async def test_its_directory_may_have_any_name(tmp_path: Path) -> None:
+    directory = tmp_path / 'a "quoted" \\x41\nélan \udcff #'
+    embedded = EmbeddedRedis.prepare(directory, lasting_port())
+    with running(embedded) as client:
+        await asyncio.wait_for(answers(embedded), 60)
+        client.set("record", "kept")
+    assert (directory / "redis" / "appendonly.aof").exists()
 
 
 async def test_it_requires_a_password_that_only_its_owner_can_read(tmp_path: Path) -> None:
