@@ -33,7 +33,7 @@ def _arguments(path: Path) -> Iterator[str]:
 
     try:
         flags = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: also a day that there is not
         raise FlagRefused(f"{FLAG}: {path} cannot be read: {error}") from None
     if not isinstance(flags, dict):
         raise FlagRefused(f"{FLAG}: {path} must have flags without dashes, such as max-model-len: 4096")

@@ -410,6 +410,8 @@ def test_a_file_has_flags_and_those_of_the_command_win(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("port: [", "--config: .*flags.yaml cannot be read: "),
+        ("port: 2026-13-01", "--config: .*flags.yaml cannot be read: "),
+        (f"port: {'1' * 5000}", "--config: .*flags.yaml cannot be read: "),
         ("port", "--config: .*flags.yaml must have flags without dashes"),
         ("", "--config: .*flags.yaml must have flags without dashes"),
         ("port:", "--config: .*flags.yaml: port must be a text, a number, .*, not None"),
