@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+MAX_PORT = 65535
 _MAX_PATH_BYTES = 107  # of a Unix socket on Linux
 _PROBE_SECONDS = 2.0
 
@@ -46,8 +47,8 @@ class HostPort:
         host = host[1:-1] if is_bracketed else host
         if not host or (":" in host) is not is_bracketed or len(host.split()) != 1:
             raise ValueError(f"{text!r} is not host:port, where an IPv6 address is in brackets")
-        if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65535):
-            raise ValueError(f"the port of {text!r} is not a number from 1 to 65535")
+        if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= MAX_PORT):
+            raise ValueError(f"the port of {text!r} is not a number from 1 to {MAX_PORT}")
         return cls(_check_host(host), int(port))
 
     def __str__(self) -> str:
@@ -78,6 +79,8 @@ def join_host_port(host: str, port: int) -> str:
 
 def check_can_listen(host: str, port: int) -> None:
     """Raises CannotListen, or AddressInUse, where nothing can listen on `host` and `port` now."""
+    if port > MAX_PORT:  # the resolver takes it modulo 65536
+        raise CannotListen(f"cannot listen on {join_host_port(host, port)}: the highest port is {MAX_PORT}")
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _, address = infos[0]

@@ -4,7 +4,14 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, check_unix_socket, join_host_port
+from svc_common.addresses import (
+    MAX_PORT,
+    AddressInUse,
+    CannotListen,
+    check_can_listen,
+    check_unix_socket,
+    join_host_port,
+)
 from svc_common.doctor.findings import Finding, ok, wrong
 
 _LISTENING = "0A"
@@ -36,7 +43,7 @@ def check_ports(listeners: Sequence[ListenSetting]) -> Iterator[Finding]:
             step = f"stop that process, or set {variable} to another port"
             yield wrong(found, f"{variable}: the port is in use", step)
         except CannotListen as error:
-            step = f"set QUIRE_HOST to an address of this machine, or {variable} to a port above 1023"
+            step = f"set QUIRE_HOST to an address of this machine, or {variable} to a port from 1024 to {MAX_PORT}"
             yield wrong(where, f"{error} ({variable}, QUIRE_HOST)", step)
         else:
             free.append(where)

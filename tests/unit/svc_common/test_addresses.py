@@ -30,6 +30,11 @@ def test_an_address_of_another_machine_is_not_called_in_use() -> None:
     assert not isinstance(raised.value, AddressInUse)
 
 
+def test_no_port_is_above_the_highest() -> None:
+    with pytest.raises(CannotListen, match=r"^cannot listen on 127\.0\.0\.1:65536: the highest port is 65535$"):
+        check_can_listen("127.0.0.1", 65536)
+
+
 def test_ipv6_addresses_are_bracketed() -> None:
     assert join_host_port("::1", 8000) == "[::1]:8000"
     assert join_host_port("127.0.0.1", 8000) == "127.0.0.1:8000"

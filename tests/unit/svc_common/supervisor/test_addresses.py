@@ -98,6 +98,11 @@ def test_the_error_of_two_roles_on_one_port_names_both_variables() -> None:
         addresses.check()
 
 
+def test_the_port_of_the_last_of_several_is_none_above_the_highest() -> None:
+    with pytest.raises(CannotListen, match=r"65536: the highest port is 65535 \(QUIRE_HTTP_PORT, QUIRE_HOST\)"):
+        assigned(settings(gateways=2, http_port=65535)).check()
+
+
 def test_a_host_of_another_machine_is_an_error() -> None:
     with pytest.raises(CannotListen, match="QUIRE_HOST"):
         assigned(settings(host="192.0.2.1")).check()
