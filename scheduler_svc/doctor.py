@@ -33,6 +33,7 @@ _CLOSE_SECONDS = 1.0
 # A script that reads, and removes what is never there: it needs the permissions of the scheduler's script.
 _PROBE = "redis.call('GET', KEYS[2]) redis.call('DEL', KEYS[4] .. 'doctor')"
 _PERMISSIONS = "allow this user all commands on the keys of QUIRE_REDIS_PREFIX: ACL SETUSER NAME ~{PREFIX}* +@all"
+_NEWER = f"install Redis {LEAST_TEXT} or later, or unset QUIRE_REDIS_URL: `make run` starts one"
 _CREDENTIALS = "put user and password, and @, before the host in the URL, with special characters percent-encoded"
 
 
@@ -103,6 +104,8 @@ def check_redis(context: CheckContext) -> Iterator[Finding]:
 
 
 def _unreachable(found: str, why: str, *, has_tls: bool) -> Finding:
+    if "unknown command" in why and "HELLO" in why:
+        return wrong(found, f"Quire needs Redis {LEAST_TEXT} or later, and this one has no command HELLO", _NEWER)
     if "AUTH" in why:
         return wrong(found, why, _CREDENTIALS)
     if "CERTIFICATE" in why or "certificate" in why:
@@ -131,8 +134,7 @@ def _findings_of(found: str, answers: RedisAnswers) -> Iterator[Finding]:
 
 def _version(found: str, info: Mapping[str, Any]) -> Finding | None:
     if is_too_old(str(info.get("redis_version", LEAST_TEXT))):
-        step = f"install Redis {LEAST_TEXT} or later, or unset QUIRE_REDIS_URL: `make run` starts one"
-        return wrong(found, f"Quire needs Redis {LEAST_TEXT} or later", step)
+        return wrong(found, f"Quire needs Redis {LEAST_TEXT} or later", _NEWER)
     if info.get("role") == "slave":
         primary = f"{info.get('master_host')}:{info.get('master_port')}"
         step = f"name its primary, {primary}, or the sentinels, in QUIRE_REDIS_URL"

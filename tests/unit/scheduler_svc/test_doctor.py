@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -87,6 +89,23 @@ def test_tls_to_a_server_without_it(url: str) -> None:
 def test_a_server_that_does_not_run() -> None:
     (finding,) = found(f"redis://127.0.0.1:{lasting_port()}/0")
     assert (finding.status, "start Redis there" in finding.next_step) == (Status.WRONG, True)
+
+
+class _EarlyRedis(StreamRequestHandler):
+    """A Redis before 6.0, as far as a connection comes."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n")
+
+
+def test_a_server_that_is_too_old_for_a_connection() -> None:
+    with ThreadingTCPServer(("127.0.0.1", 0), _EarlyRedis) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        (finding,) = found(f"redis://127.0.0.1:{server.server_address[1]}/0")
+        server.shutdown()
+    assert (finding.status, "Quire needs Redis 6.2 or later" in finding.problem) == (Status.WRONG, True)
+    assert "install Redis 6.2 or later" in finding.next_step
 
 
 @pytest.mark.parametrize(
