@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
-from quire_client.connection import Closeable, timeout_of
+from quire_client.connection import Closeable, check_address, timeout_of
 from quire_client.deployment_credentials import admin_channel, admin_metadata
 from quire_client.errors import quire_errors
 from quire_client.fields import assign
@@ -279,6 +279,7 @@ class AdminClient(Closeable):
         self, address: str | None = None, *, timeout: float | None = None, secret_file: Path | None = None
     ) -> None:
         address = address or os.environ.get("QUIRE_ADMIN_ADDRESS") or DEFAULT_ADMIN_ADDRESS
+        check_address(address, "a scheduler's admin port")
         self._address = address
         self._timeout = timeout_of(timeout)
         self._metadata = admin_metadata(address, secret_file)

@@ -1,8 +1,10 @@
 """How a client reaches a server: addresses, options of the channel, metadata and deadline of each call."""
 
+import codecs
 import json
 import math
 import os
+import ssl
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -113,7 +115,7 @@ class Connection:
         listed = (address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS).split(",")
         addresses = tuple(filter(None, map(str.strip, listed)))
         for one in addresses:
-            _check_address(one)
+            check_address(one)
         return cls(addresses or (DEFAULT_ADDRESS,), credentials or _ca_credentials(), timeout_of(timeout), api_key)
 
     @property
@@ -151,10 +153,10 @@ def timeout_of(seconds: float | None) -> float | None:
     return float(seconds)
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str, what: str = "the gateway's port for gRPC") -> None:
     """Raises QuireError for a URL of HTTP, which grpc takes for a name to look up."""
     if address.lower().startswith(("http://", "https://")):
-        why = f"{address} is a URL: an address is host:port, of the gateway's port for gRPC"
+        why = f"{address} is a URL: an address is host:port, of {what}"
         raise QuireError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", why)
 
 
@@ -170,7 +172,7 @@ def _ca_credentials() -> grpc.ChannelCredentials | None:
     path = os.environ.get("QUIRE_CA_FILE")
     if not path:
         return None
-    return grpc.ssl_channel_credentials(read_file("QUIRE_CA_FILE", Path(path), grpc.StatusCode.INVALID_ARGUMENT))
+    return grpc.ssl_channel_credentials(read_ca_file("QUIRE_CA_FILE", Path(path), grpc.StatusCode.INVALID_ARGUMENT))
 
 
 def read_file(what: str, path: Path, status: grpc.StatusCode) -> bytes:
@@ -180,6 +182,16 @@ def read_file(what: str, path: Path, status: grpc.StatusCode) -> bytes:
     except OSError as error:
         why = f"{what}: {path}: {(error.strerror or str(error)).lower()}"
         raise QuireError(status, status.name, why) from error
+
+
+def read_ca_file(what: str, path: Path, status: grpc.StatusCode) -> bytes:
+    """The same of CA certificates. Raises QuireError also where there is none."""
+    content = read_file(what, path, status)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise QuireError(status, status.name, f"{what}: {path} has no certificate in PEM format") from error
+    return content.removeprefix(codecs.BOM_UTF8)  # with it gRPC finds nothing
 
 
 def channel_options(address: str) -> tuple[tuple[str, str | int], ...]:

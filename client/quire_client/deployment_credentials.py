@@ -1,13 +1,16 @@
 """The credential of the role `admin`, for the admin service of a deployment."""
 
+import codecs
 import hashlib
 import hmac
 import os
+import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
 
-from quire_client.connection import Metadata, channel_options, is_loopback, read_file
+from quire_client.connection import Metadata, channel_options, is_loopback, read_ca_file, read_file
 from quire_client.errors import QuireError
 
 DEFAULT_SECRET_FILE = Path("run/deployment.secret")
@@ -15,28 +18,51 @@ DEFAULT_SECRET_FILE = Path("run/deployment.secret")
 
 _PAIR = "admin→scheduler"
 _SERVER_NAME = "scheduler.quire.internal"
-_TLS_FILES = ("QUIRE_MTLS_CA_FILE", "QUIRE_MTLS_KEY_FILE", "QUIRE_MTLS_CERT_FILE")
+_TLS_FILES = _CA, _KEY, _CERTIFICATE = ("QUIRE_MTLS_CA_FILE", "QUIRE_MTLS_KEY_FILE", "QUIRE_MTLS_CERT_FILE")
 
 
 def admin_channel(address: str) -> grpc.Channel:
     """A channel to a scheduler's admin service: with mutual TLS if any of its three settings is set.
 
-    Raises QuireError where one of them or its file is missing.
+    Raises QuireError where one of them or its file is missing, or a file cannot be used.
     """
     options = channel_options(address)
     paths = {name: os.environ.get(name) for name in _TLS_FILES}
     if not any(paths.values()):
         return grpc.insecure_channel(address, options)
-    texts = []
     for name, path in paths.items():
         if not path:
-            why = f"{name} is not set, and mutual TLS needs it"
-            raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
-        texts.append(read_file(name, Path(path), grpc.StatusCode.UNAUTHENTICATED))
+            raise _refused(f"{name} is not set, and mutual TLS needs it")
+    texts = [_read(name, Path(path or "")) for name, path in paths.items()]
+    _check_certificate(paths)
     # The name stands for the scheduler's role, at any address.
     return grpc.secure_channel(
         address, grpc.ssl_channel_credentials(*texts), (*options, ("grpc.ssl_target_name_override", _SERVER_NAME))
     )
+
+
+def _read(name: str, path: Path) -> bytes:
+    read = read_ca_file if name == _CA else read_file
+    return read(name, path, grpc.StatusCode.UNAUTHENTICATED).removeprefix(codecs.BOM_UTF8)
+
+
+def _check_certificate(paths: Mapping[str, str | None]) -> None:
+    """Raises QuireError where gRPC could not use the certificate with its key: it reports no connection then."""
+    certificate, key = str(paths[_CERTIFICATE]), paths[_KEY]
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise _refused(f"{_CERTIFICATE}: {certificate} cannot be used with the key of {_KEY}, {key}: {why}") from error
+
+
+def _no_password() -> str:
+    """The password of a key. Raises ValueError, where OpenSSL would ask for it on the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _refused(why: str) -> QuireError:
+    return QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
 
 
 def admin_metadata(address: str, secret_file: Path | None) -> Metadata:

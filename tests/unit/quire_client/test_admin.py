@@ -1,11 +1,13 @@
-"""The admin client rejects values that do not fit into a message, before any call."""
+"""The admin client rejects values that do not fit into a message, and files that it cannot use, before any call."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from certificates import Authority
 from quire_client.admin import AdminClient
 from quire_client.errors import QuireError
 
@@ -41,3 +43,32 @@ def test_a_missing_setting_of_mutual_tls_is_an_error(
     monkeypatch.delenv(missing)
     with pytest.raises(QuireError, match=f"{missing} is not set, and mutual TLS needs it"):
         AdminClient("127.0.0.1:1")
+
+
+def test_a_file_of_mutual_tls_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path / "ca")
+    own, other = (authority.issue(name, ["URI:quire://role/admin"]) for name in ("own", "other"))
+    no_pem = tmp_path / "no.pem"
+    no_pem.write_text("no certificate")
+    files = {"CERT": own.certificate, "KEY": own.key, "CA": authority.certificate}
+    for name, path in files.items():
+        monkeypatch.setenv(f"QUIRE_MTLS_{name}_FILE", str(path))
+    AdminClient("127.0.0.1:1").close()
+    for name, path, why in (
+        (
+            "CERT",
+            no_pem,
+            f"QUIRE_MTLS_CERT_FILE: {no_pem} cannot be used with the key of QUIRE_MTLS_KEY_FILE, {own.key}",
+        ),
+        ("KEY", other.key, f"{own.certificate} cannot be used with the key of QUIRE_MTLS_KEY_FILE, {other.key}"),
+        ("CA", no_pem, f"QUIRE_MTLS_CA_FILE: {no_pem} has no certificate in PEM format"),
+    ):
+        monkeypatch.setenv(f"QUIRE_MTLS_{name}_FILE", str(path))
+        with pytest.raises(QuireError, match=re.escape(why)):
+            AdminClient("127.0.0.1:1")
+        monkeypatch.setenv(f"QUIRE_MTLS_{name}_FILE", str(files[name]))
+
+
+def test_a_url_is_no_address_of_a_scheduler() -> None:
+    with pytest.raises(QuireError, match="is a URL: an address is host:port, of a scheduler's admin port"):
+        AdminClient("http://127.0.0.1:1")

@@ -139,6 +139,17 @@ async def test_a_certificate_that_a_scheduler_rejects_is_named(tmp_path: Path, m
     assert admin_error(caught.value, address).reason == ADMIN_UNAUTHENTICATED
 
 
+def test_a_file_of_cas_without_a_certificate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ca.pem"
+    monkeypatch.setenv("QUIRE_CA_FILE", str(path))
+    for text in ("", "no certificate"):
+        path.write_text(text)
+        with pytest.raises(QuireError, match=f"QUIRE_CA_FILE: {path} has no certificate in PEM format"):
+            resolve()
+    path.write_text(Authority(tmp_path / "ca").certificate.read_text(), encoding="utf-8-sig")
+    assert resolve().credentials is not None
+
+
 @pytest.mark.parametrize("address", ["http://here:8000", "a:1,HTTPS://here"])
 def test_a_url_is_no_address(address: str) -> None:
     with pytest.raises(QuireError, match=r"is a URL: an address is host:port"):
