@@ -6,7 +6,6 @@ import sys
 import uvloop
 
 from gateway_svc.gateway import Gateway
-from gateway_svc.key_tables import InvalidKeyFile
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.settings import BadSetting, GatewaySettings
 from gateway_svc.tokenizer import InvalidModelFiles
@@ -35,7 +34,6 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except (
-        InvalidKeyFile,
         InvalidModelFiles,
         InvalidModelsFile,
         BadSetting,

@@ -20,7 +20,6 @@ from gateway_svc.http_api.exchange import MAX_BODY_BYTES
 from gateway_svc.http_api.hosts import AllowedHosts
 from gateway_svc.http_api.listener import HttpListener
 from gateway_svc.http_api.server import HttpServer
-from gateway_svc.key_file import KeyFile
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.open_inference.servicer import SERVICE as OPEN_INFERENCE_SERVICE
@@ -57,10 +56,10 @@ class Gateway:
     """Its listeners. `http_port`, `grpc_port` and `metrics_port` are those in use."""
 
     def __init__(self, settings: GatewaySettings, catalog: ModelCatalog) -> None:
-        """Binds the ports. Raises BadSetting, CannotListen, InvalidCredentials and InvalidKeyFile."""
+        """Binds the ports. Raises BadSetting, CannotListen and InvalidCredentials."""
         identity = identity_of(ServiceRole.GATEWAY, settings)
         check_dialled(identity, settings.scheduler_addresses, "QUIRE_SCHEDULERS_AT")
-        self._key_file = None if settings.api_keys is None else KeyFile(settings.api_keys)
+        self._key_file = settings.key_file()
         self._drain_grace = settings.drain_grace
         self._catalog = catalog
         self._changed = asyncio.Event()

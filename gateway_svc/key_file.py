@@ -11,7 +11,7 @@ from pathlib import Path
 from gateway_svc.key_tables import ALLOWANCE_FIELDS, LIMIT_FIELDS, InvalidKeyFile, Table, read_allowance
 from gateway_svc.tenant import AccountLimits, Tenant
 from gateway_svc.web_tokens import SigningKeys, TokenRules, TokenVerifier, read_token_rules
-from svc_common.files import ReloadedFile
+from svc_common.files import ReloadedFile, why_unreadable
 
 MIN_KEY_LENGTH = 16
 """Characters that a key has at least, where the file has the key itself."""
@@ -92,7 +92,9 @@ def read_key_file(path: Path) -> KeyFileContents:
     """The contents of a file. Raises InvalidKeyFile, which names the file, the key's index and the field."""
     try:
         tables = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InvalidKeyFile(f"{path}: {why_unreadable(error)}") from error
+    except (ValueError, RecursionError) as error:
         raise InvalidKeyFile(f"{path}: {error}") from error
     if unknown := sorted(set(tables) - {"keys", "jwt"}):
         raise InvalidKeyFile(f"{path}: there is the unknown table {unknown[0]}")

@@ -9,6 +9,8 @@ from pydantic_settings import SettingsConfigDict
 
 from gateway_svc.call_limits import BODY_BYTES, CALLS, SLOW_MESSAGES, CallLimits
 from gateway_svc.http_api.undefined_fields import UndefinedFields
+from gateway_svc.key_file import KeyFile
+from gateway_svc.key_tables import InvalidKeyFile
 from gateway_svc.message_formats.formats import (
     REASONING_FORMAT_NAMES,
     REASONING_FORMATS,
@@ -248,6 +250,13 @@ class GatewaySettings(InnerSettings):
             return TlsFiles(*given.items())
         except InvalidTlsFiles as error:
             raise BadSetting(str(error)) from error
+
+    def key_file(self) -> KeyFile | None:
+        """The file of API keys; None: no key is required. Raises BadSetting."""
+        try:
+            return None if self.api_keys is None else KeyFile(self.api_keys)
+        except InvalidKeyFile as error:
+            raise BadSetting(f"QUIRE_API_KEYS: {error}") from error
 
     def call_shares(self, max_connections: int) -> TenantShares:
         """Places for the calls in progress at a port with so many connections."""

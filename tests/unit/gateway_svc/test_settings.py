@@ -1,8 +1,11 @@
 """Settings of the gateway."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from gateway_svc.settings import GatewaySettings
+from gateway_svc.settings import BadSetting, GatewaySettings
 from svc_common.addresses import HostPort
 from svc_common.settings import read_settings
 
@@ -45,3 +48,14 @@ def test_a_bad_list_of_origins_is_named(value: str, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         read_settings(GatewaySettings, ["--cors-origins", value])
     assert "QUIRE_CORS_ORIGINS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("", ".: is a directory"), ("/none", "/none: no such file or directory"), ("{path}", "{path}: ")]
+)
+def test_a_file_of_keys_that_cannot_be_used_is_named_with_its_variable(value: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text("[[keys")
+    settings = read_settings(GatewaySettings, ["--api-keys", value.format(path=path)])
+    with pytest.raises(BadSetting, match=f"^QUIRE_API_KEYS: {re.escape(why.format(path=path))}"):
+        settings.key_file()
