@@ -127,8 +127,9 @@ def sample_tokens(logits: Tensor, states: Sequence[SamplingState], masks: TokenM
     top-p over what they keep. Of tokens that are equal at a limit, all are kept, so that no order among them matters.
     """
     logits = logits.float()
-    # One infinity or NaN makes the sum not finite; a sum is many times cheaper than a test of each.
-    valid = logits.sum(-1).isfinite().tolist()
+    # NaN is the largest and the smallest of its row; these two are many times cheaper than a test of each. A sum would
+    # overflow where a model has the least number as the logit of several tokens that it never samples.
+    valid = (logits.amax(-1).isfinite() & logits.amin(-1).isfinite()).tolist()
     if not all(valid):
         logits[[row for row, is_valid in enumerate(valid) if not is_valid]] = 0.0
     reported = [row for row, state in enumerate(states) if state.params.logprobs is not None]

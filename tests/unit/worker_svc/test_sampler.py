@@ -240,6 +240,14 @@ def test_logits_that_are_no_numbers_fail_their_row_alone(bad: float, params: Sam
     assert _sample(logits[1:], [_state(params)]).tokens == [None]
 
 
+@pytest.mark.parametrize("params", [SamplingParams(logprobs=1), SamplingParams(temperature=1.0, top_p=0.5, top_k=2)])
+def test_several_tokens_may_have_the_least_number_as_their_logit(params: SamplingParams) -> None:
+    least = torch.finfo(torch.float32).min
+    output = _sample(_logits([least, least, 9.0, least], [0.0, 9.0, 0.0, 0.0]), [_state(params), _state(params)])
+    assert output.tokens == [2, 1]
+    assert output.logprobs[0] is None or output.logprobs[0].logprob == 0.0
+
+
 def test_bfloat16_logits_sample_as_their_values_in_float32() -> None:
     logits = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(4)).bfloat16()
     states = [_state(SamplingParams(temperature=1.0, top_p=0.8, seed=seed)) for seed in range(50)]
