@@ -8,7 +8,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,7 @@ class Drafting:
     def __init__(self, make: DrafterFactory, vocab_size: int) -> None:
         self._make, self._vocab_size = make, vocab_size
         self._drafters: WeakKeyDictionary[Sequence, Drafter] = WeakKeyDictionary()
+        self._stopped: WeakSet[Sequence] = WeakSet()
 
     def draft(self, sequence: Sequence, max_tokens: int) -> tuple[int, ...]:
         """Up to `max_tokens` tokens that may follow the known tokens of a sequence.
@@ -68,6 +69,8 @@ class Drafting:
         With a grammar these are the tokens that it forces; where it forces none, those of the drafter that it allows.
         A drafter that fails is logged and not called again for this sequence, which continues without drafts.
         """
+        if sequence in self._stopped:
+            return ()
         matcher = sequence.matcher
         if matcher is None:
             return self._guess(sequence, max_tokens)
@@ -92,7 +95,7 @@ class Drafting:
             if draft and not 0 <= min(draft) <= max(draft) < self._vocab_size:
                 raise ValueError("a token beyond the vocabulary")
         except Exception as error:  # any exception of another package's code
-            self.stop(sequence)
+            self._drafters[sequence] = _NoDrafter()
             # The exception's text may hold tokens.
             where = traceback.extract_tb(error.__traceback__)[-1]
             logger.warning(
@@ -102,5 +105,5 @@ class Drafting:
         return draft
 
     def stop(self, sequence: Sequence) -> None:
-        """Drafts no more for a sequence."""
-        self._drafters[sequence] = _NoDrafter()
+        """Drafts no more for a sequence, not even what its grammar forces."""
+        self._stopped.add(sequence)

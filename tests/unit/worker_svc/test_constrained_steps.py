@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from llguidance import LLMatcher
+from safetensors.torch import load_file, save_file
 
 from core_runner import CoreRunner, Served, submission
 from drafters import knowing
@@ -249,6 +250,26 @@ def test_tokens_that_a_grammar_forces_are_drafted(model: Path, grammars: Grammar
     served, core_runner = _serve({"k": submit}, model, grammars, "compiled", make_drafter=_Silent)
     assert _tokens(served) == _tokens(expected)
     assert sum(core_runner.num_results.values()) * 2 < sum(without.num_results.values())
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch", "triton"])
+def test_a_sequence_without_numbers_fails_also_where_its_grammar_forces_tokens(
+    kernels: str, save_model: Callable[..., Path], grammars: GrammarCompiler
+) -> None:
+    directory = save_model(config_for_grammars())
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][13] = torch.nan
+    save_file(tensors, directory / "model.safetensors")
+    device = "cuda" if kernels == "triton" and torch.cuda.is_available() else "cpu"
+    options: dict[str, Any] = {"grammars": grammars, "make_drafter": _Silent, "max_sequences": 4}
+    runner = make_runner(directory, kernels, device=device, block_size=BLOCK, **options)
+    new = [new_sequence(1, [13], compiled(grammars, 'start: "a fixed text"'))]
+    launched = runner.launch(Step([], new, [ScheduledSequence(1, 0, 1, [0], max_extra_tokens=2)]))
+    outcome = runner.finish(launched)
+    (first,) = outcome.sequences
+    assert (first.token_ids, first.failure, outcome.draft_tokens) == ([], None, 2)
+    (second,) = run_step(runner, [], ScheduledSequence(1, 1, 1, [], max_extra_tokens=2))
+    assert second.failure == "there is no token to sample: the logits are not finite, or all tokens are suppressed"
 
 
 def test_what_a_grammar_refuses_is_not_computed(model: Path, grammars: GrammarCompiler) -> None:
