@@ -1,9 +1,9 @@
 """Which sequences have their token counts on the device, and in which slot."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,9 +25,8 @@ class PenaltySlots:
         self, num_slots: int, vocab_size: int, device: torch.device, upload: Callable[[NDArray[Any]], Tensor]
     ) -> None:
         self.token_counts = torch.zeros((num_slots, vocab_size), dtype=torch.int32, device=device)
-        self._free = list(range(num_slots))
-        # Least recently used first
-        self._slots: OrderedDict[Sequence, int] = OrderedDict()
+        # Least recently used first. A sequence that has ended is not kept by its slot.
+        self._slots: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._upload = upload
 
     def of(self, sequences: Items[Sequence]) -> NDArray[np.int64]:
@@ -39,7 +38,7 @@ class PenaltySlots:
         penalized = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.params.has_penalties]
         for _, sequence in penalized:
             if sequence in self._slots:
-                self._slots.move_to_end(sequence)
+                self._slots[sequence] = self._slots.pop(sequence)
         for row, sequence in penalized:
             if sequence not in self._slots:
                 self._slots[sequence] = self._fill(sequence)
@@ -47,14 +46,16 @@ class PenaltySlots:
         return slots
 
     def _fill(self, sequence: Sequence) -> int:
-        slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+        slot = self._take()
         tokens = sequence.tokens.values.astype(np.int64)
         prompt, generated = tokens[: sequence.prompt_length], tokens[sequence.prompt_length :]
         if (generated < 0).any():
             raise RuntimeError("a sequence lost its token counts while it had a promised token")
-        try:
-            fill_token_counts(self.token_counts, slot, self._upload(prompt), self._upload(generated))
-        except BaseException:
-            self._free.append(slot)  # memory may run out
-            raise
+        fill_token_counts(self.token_counts, slot, self._upload(prompt), self._upload(generated))
         return slot
+
+    def _take(self) -> int:
+        """A slot that no sequence has, or else the one that was used longest ago."""
+        taken = set(self._slots.values())
+        free = next((slot for slot in range(len(self.token_counts)) if slot not in taken), None)
+        return self._slots.pop(next(iter(self._slots))) if free is None else free

@@ -1,5 +1,7 @@
 """Sequences with penalties have their token counts in slots, which are reused."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,17 @@ def test_the_least_recently_used_slot_is_reused(slots: PenaltySlots) -> None:
     second.fill_placeholder(1, 4)
     assert slots.of([first, second]).tolist() == [of_first, of_second]
     assert _counts(slots, of_second) == [0, 0, 0, 0, 1, 0]
+
+
+def test_a_sequence_that_has_ended_is_not_kept_and_leaves_its_slot(slots: PenaltySlots) -> None:
+    ended, running = _sequence([1]), _sequence([2])
+    of_ended, of_running = slots.of([ended, running])
+    known = weakref.ref(ended)
+    del ended
+    assert known() is None
+    assert slots.of([_sequence([3])]) == of_ended
+    assert slots.of([running]) == of_running
+    assert _counts(slots, of_running) == [0] * VOCAB
 
 
 def test_no_slot_of_the_current_step_is_reused(slots: PenaltySlots) -> None:
