@@ -101,7 +101,7 @@ class Adjustments:
         if self._bad_words is None:
             return before_min
         completing = self._bad_words.completing(self._output)
-        return np.concatenate([before_min, np.array(completing, np.int32)])
+        return np.concatenate([before_min, completing.astype(np.int32)])
 
     @property
     def changes_logits(self) -> bool:

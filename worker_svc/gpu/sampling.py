@@ -14,6 +14,7 @@ from torch import Tensor
 from quire_kernels.adjust_logits import SUPPRESSED, LogitEntries, Penalties, adjust_logits
 from quire_kernels.mask_logits import mask_logits
 from quire_kernels.sample import SamplingTensors, sample
+from worker_svc.bad_words import NOT_NEEDED
 from worker_svc.gpu.inputs import padded
 from worker_svc.out_of_memory import Drafts
 from worker_svc.penalties import filter_logits
@@ -148,7 +149,8 @@ def bad_word_columns(sequences: Items[Sequence], drafts: Drafts = ()) -> BadWord
 
     None: no row has any.
     """
-    found: list[tuple[int, int, int, int]] = []
+    found: list[NDArray[np.int64]] = []
+    places: list[tuple[int, int, int]] = []  # how many tokens are found, their row, and the row of the last token
     row = 0
     for sequence, draft in zip(sequences, drafts or [()] * len(sequences), strict=True):
         words = sequence.bad_words
@@ -157,11 +159,20 @@ def bad_word_columns(sequences: Items[Sequence], drafts: Drafts = ()) -> BadWord
             output = [*sequence.tokens.values[first:].tolist(), *draft]
             for place in range(1 + len(draft)):
                 end = len(output) - len(draft) + place
-                for token, last in words.candidates(output[:end]):
-                    source, last_token = (-1, 0) if last is None else (-1 - output[end - 1], last)
-                    found.append((row + place, token, source, last_token))
+                found.append(words.candidates(output[:end]))
+                places.append((len(found[-1]), row + place, -1 - output[end - 1] if end else -1))
         row += 1 + len(draft)
-    return BadWordColumns(*np.array(found, np.int64).T) if found else None
+    counts, rows, sources = np.array(places, np.int64).reshape(-1, 3).T
+    if not counts.any():
+        return None
+    tokens, last_tokens = np.concatenate(found).T
+    is_needed = last_tokens != NOT_NEEDED
+    return BadWordColumns(
+        rows.repeat(counts),
+        tokens,
+        np.where(is_needed, sources.repeat(counts), -1),
+        np.where(is_needed, last_tokens, 0),
+    )
 
 
 class LogitEntryLists:

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import time
 import weakref
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from transformers.generation.logits_process import NoBadWordsLogitsProcessor
 
 import compiled
-from worker_svc.bad_words import BadWords, Completion, bad_words_of
+from worker_svc.bad_words import NOT_NEEDED, BadWords, bad_words_of
 from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.executor import Sampler
 from worker_svc.gpu.sampling import bad_word_columns
@@ -44,7 +45,7 @@ def test_barred_tokens_are_those_of_transformers() -> None:
         assert {token for token, _ in bad_words.candidates(output)} == expected
         if output:
             late = bad_words.candidates([*output[:-1], -1])
-            assert {token for token, last in late if last in (None, output[-1])} == expected
+            assert {token for token, last in late if last in (NOT_NEEDED, output[-1])} == expected
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -146,8 +147,26 @@ def test_columns_name_the_row_of_a_token_that_is_not_known_yet() -> None:
     sequence.append_placeholder(-6)
     assert columns() == {(1, 3, -1, 0), (1, 2, 5, 1)}
     assert bad_word_columns([other]) is None
-    assert BadWords([]).candidates([]) == []
-    assert BadWords([[4]]).candidates([-1]) == [Completion(4, None)]
+    assert BadWords([]).candidates([]).tolist() == []
+    assert BadWords([[4]]).candidates([-1]).tolist() == [[4, NOT_NEEDED]]
+
+
+def test_columns_of_thousands_of_words_take_little_longer_than_those_of_one() -> None:
+    def seconds(num_words: int) -> float:
+        params = SamplingParams(bad_words=tuple((token, token + 1) for token in range(num_words)))
+        sequences = [Sequence(NewSequence(place, [0, 0], 1, place, params)) for place in range(128)]
+        for sequence in sequences:
+            sequence.append_placeholder(-1)
+        took = []
+        for _ in range(5):
+            started = time.thread_time()
+            found = bad_word_columns(sequences)
+            took.append(time.thread_time() - started)
+        assert found is not None
+        assert len(found.rows) == 128 * num_words
+        return min(took)
+
+    assert seconds(2048) < 80 * seconds(1)
 
 
 def test_words_are_kept_while_a_sequence_has_them() -> None:
