@@ -1,12 +1,14 @@
 """The JSON types that a schema allows, and text as a value of one of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 ALL_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 _STRING = frozenset({"string"})
 _MAX_DEPTH = 16
+_MAX_SCHEMAS = 1_024
+"""Schemas that are looked at for the types of one parameter: options that refer to each other multiply."""
 
 
 def parameter_types(parameters: Mapping[str, Any], name: str | None) -> frozenset[str]:
@@ -14,9 +16,9 @@ def parameter_types(parameters: Mapping[str, Any], name: str | None) -> frozense
     unless `additionalProperties` is a schema that says something else."""
     properties = parameters.get("properties")
     if isinstance(properties, Mapping) and name in properties:
-        return _types(properties[name], parameters, 0)
+        return _Types(parameters).of(properties[name])
     others = parameters.get("additionalProperties")
-    return _types(others, parameters, 0) if isinstance(others, Mapping) and others else _STRING
+    return _Types(parameters).of(others) if isinstance(others, Mapping) and others else _STRING
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
@@ -66,29 +68,49 @@ def types_of(value: Any) -> frozenset[str]:
             return frozenset({"object"})
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    """The types that a schema allows. Too many, where it is hard to say: then the text itself decides."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return ALL_TYPES
-    types = ALL_TYPES
-    match schema.get("type"):
-        case str(name):
-            types &= named_types((name,))
-        case list(names):
-            types &= named_types(tuple(names))
-    if "const" in schema:
-        types &= types_of(schema["const"])
-    if isinstance(values := schema.get("enum"), list):
-        types &= frozenset().union(*map(types_of, values))
-    if isinstance(reference := schema.get("$ref"), str):
-        types &= _types(resolve_reference(reference, root), root, depth + 1)
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(keyword), list):
-            types &= frozenset().union(*(_types(option, root, depth + 1) for option in options))
-    if isinstance(parts := schema.get("allOf"), list):
-        for part in parts:
-            types &= _types(part, root, depth + 1)
-    return types
+class _Types:
+    """The types that schemas in `root` allow. Too many, where it is hard to say: then the text itself decides."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._num_left = _MAX_SCHEMAS
+
+    def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        self._num_left -= 1
+        if self._num_left < 0 or not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return ALL_TYPES
+        types = ALL_TYPES
+        match schema.get("type"):
+            case str(name):
+                types &= named_types((name,))
+            case list(names):
+                self._num_left -= len(names) // _MAX_SCHEMAS
+                types &= named_types(tuple(names))
+        if "const" in schema:
+            types &= types_of(schema["const"])
+        if isinstance(values := schema.get("enum"), list):
+            self._num_left -= len(values) // _MAX_SCHEMAS
+            # One value of each class: there may be 100,000.
+            types &= frozenset().union(*map(types_of, {type(value): value for value in values}.values()))
+        if isinstance(reference := schema.get("$ref"), str):
+            types &= self.of(resolve_reference(reference, self._root), depth + 1)
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(keyword), list):
+                types &= self._of_any(options, depth + 1)
+        if isinstance(parts := schema.get("allOf"), list):
+            for part in parts:
+                if self._num_left < 0:
+                    break
+                types &= self.of(part, depth + 1)
+        return types
+
+    def _of_any(self, options: Sequence[Any], depth: int) -> frozenset[str]:
+        types = frozenset[str]()
+        for option in options:
+            types |= self.of(option, depth)
+            if types == ALL_TYPES:
+                break
+        return types
 
 
 def named_types(names: tuple[Any, ...]) -> frozenset[str]:
