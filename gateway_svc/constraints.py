@@ -231,7 +231,8 @@ def _matches_nothing(matcher: "LLMatcher") -> bool:
     is_accepting = matcher.is_accepting()
     matcher.compute_bitmask()
     if not matcher.is_error() and (forced := matcher.compute_ff_tokens()):
-        matcher.consume_tokens(forced)
+        # Where a forced text has the literal of an added token, llguidance returns that token, which does not follow.
+        matcher.consume_tokens(forced[: matcher.validate_tokens(forced)])
         matcher.compute_bitmask()
     if not matcher.is_error():
         return False

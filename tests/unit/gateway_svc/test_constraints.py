@@ -12,6 +12,8 @@ from constraint_forms import LARK, form, matches, schema_form, structured
 from gateway_requests import digest_of, over_grpc, over_http, stopping
 from gateway_svc.answer_constraints import digest_of_form
 from gateway_svc.chats import ChatPrompt, ClientTool, ToolChoice, ToolMode
+from gateway_svc.constraints import UnvalidatedConstraint, checked_grammar
+from gateway_svc.field_paths import Field
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.tokenizer import ModelTokenizer
@@ -19,6 +21,8 @@ from gateway_svc.turn_format import TurnFormat
 from gateway_svc.unvalidated_request import UnvalidatedRequest
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError
+from svc_common.grammars import compile_grammar
+from turn_grammars import VOCABULARIES
 
 PERSON = {
     "type": "object",
@@ -201,3 +205,22 @@ async def test_objects_can_be_closed(
 
     assert matches(grammar, '{"a": {"b": 1}}', vocabulary)
     assert not matches(grammar, '{"a": {"c": 1}}', vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        (Field.REGEX, "<think>(yes|no)</think>"),
+        (Field.GRAMMAR, 'start: "a<tool_call>" /[a-z]+/'),
+        (Field.GBNF, 'root ::= "[TOOL_CALLS]" [a-z]+'),
+        (Field.JSON_SCHEMA, '{"const": "<think>"}'),
+        (Field.CHOICE, ""),
+    ],
+)
+def test_a_text_may_have_to_begin_with_the_characters_of_a_control_token(field: Field, text: str) -> None:
+    vocabulary = VOCABULARIES["tokens"]
+    choices = ("<|python_tag|>",) if field is Field.CHOICE else ()
+    grammar = checked_grammar(UnvalidatedConstraint(field, text, choices), vocabulary.for_grammars)
+    beginning = {Field.REGEX: "<think>yes", Field.GRAMMAR: "a<tool_call>b", Field.GBNF: "[TOOL_CALLS]c"}
+    spelled = [token for letter in beginning.get(field, "") for token in vocabulary.encode(letter)]
+    assert compile_grammar(vocabulary.for_grammars, grammar).validate_tokens(spelled) == len(spelled)
