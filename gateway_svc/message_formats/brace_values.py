@@ -85,8 +85,9 @@ class BraceValues:
             raise UnsupportedParameters(f"{where}: maxItems must not be below minItems")
         if most == 0:
             return {name: '"[]"'}
-        more = f'("," {name}_item){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
-        items = f"{name}_item {more}"
+        items = f"{name}_item"
+        if most != 1:  # llguidance takes no repetition of at most 0 times
+            items += f' ("," {name}_item){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
         return {
             name: f'"[" {items if least else f"({items})?"} "]"',
             **self.rules(schema.get("items", True), f"{name}_item", where, depth),

@@ -116,6 +116,10 @@ WRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
     ({"type": ["string", "null"]}, ["x\ny", None], []),
     ({}, [[1], {"a": 1}, "x", 1.5, None], []),
     ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, ["z", 1], []),
+    ({"type": "array", "maxItems": 0}, [[]], [[1]]),
+    ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, [[], [1]], [[1, 2], ["a"]]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 1}, [[1]], [[], [1, 2]]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}, [[1, 2]], [[], [1], [1, 2, 3]]),
 ]
 
 
