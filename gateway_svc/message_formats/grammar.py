@@ -99,8 +99,13 @@ class TurnGrammar:
         Raises UnsupportedParameters. Schemas are not checked: llguidance does that when it compiles the grammar. They
         are as deep as Python's recursion allows.
         """
-        turn = self._turn()
+        # The parser takes some markers around the answer for text where no reasoning is before them.
+        needs_reasoning = self._has_marked_text and not self._marks_each_answer
+        turn = self._turn(has_marks=not needs_reasoning or self.reasoning is not ReasoningRule.NONE)
         start = f"{self._reasoning()} turn".strip()
+        if needs_reasoning and self.reasoning is ReasoningRule.OPTIONAL:
+            turn["unmarked"] = self._turn(has_marks=False)["turn"]
+            start = "reasoning turn | unmarked"
         if "plain" in turn and self.reasoning is not ReasoningRule.OPEN:
             start += " | plain"
         rules = {"start": start, **turn, "TEXT": r"/(?s:.*)/"}
@@ -134,16 +139,16 @@ class TurnGrammar:
             return {"thought_end": end}
         return {"thought_end": f"limited {end}", f"limited[max_tokens={limit}]": "TEXT"}
 
-    def _turn(self) -> dict[str, str]:
+    def _turn(self, *, has_marks: bool) -> dict[str, str]:
         """In a turn of messages each has its markers, and `plain` is what the turn may be without them: text that the
-        prompt begins."""
+        prompt begins. `has_marks`: there may be markers around the answer of other turns."""
         text = "TEXT" if self.answer is None else f"@{_ANSWER}"
         reasoning = self.message_format.reasoning
         has_messages = reasoning is not None and bool(reasoning.next)
         plain = {"plain": text} if has_messages else {}
         if has_messages:
             text = self._marked(text)
-        elif self._has_marked_text:
+        elif has_marks and self._has_marked_text:
             text = f"{text} | {self._marked(text)}"
         if self.calls is CallRule.NONE:
             return {"turn": text, **plain}
@@ -157,13 +162,19 @@ class TurnGrammar:
         if has_messages:
             head = self._until("head", tools.calls.begins[0])
             return {"turn": f"({self._preamble()})? calls | {text}", "plain": "head more_calls | TEXT", **head, **rules}
-        return {**self._text_and_calls(tools.calls, text), **rules}
+        return {**self._text_and_calls(tools.calls, text, has_marks=has_marks), **rules}
 
     @property
     def _has_marked_text(self) -> bool:
         """Whether markers around the answer are tokens, which no terminal of text has."""
         reasoning = self.message_format.reasoning
         return reasoning is not None and any(self._literal(one) != quoted(one) for one in reasoning.answer)
+
+    @property
+    def _marks_each_answer(self) -> bool:
+        """Whether such markers are no text where no reasoning is before them either."""
+        reasoning = self.message_format.reasoning
+        return reasoning is not None and (reasoning.marks_each_answer or bool(reasoning.next))
 
     def _marked(self, text: str) -> str:
         """Text between the markers of the answer; the turn may end without the second one."""
@@ -179,13 +190,13 @@ class TurnGrammar:
         begin, end = reasoning.answer
         return f"{self._literal(reasoning.preamble or begin)} TEXT {self._literal(end + reasoning.next)}"
 
-    def _text_and_calls(self, calls: CallSyntax, text: str) -> dict[str, str]:
+    def _text_and_calls(self, calls: CallSyntax, text: str, *, has_marks: bool) -> dict[str, str]:
         if calls.is_bare:
             # A turn that begins like a call is one.
             return {"turn": "calls | OTHER", "OTHER": r"/(?s:[^{\[\s].*)?/"}
         if calls.line_begin is None:
             turn = f"head more_calls | {text}"
-            if self._has_marked_text:
+            if has_marks and self._has_marked_text:
                 turn = f"{self._preamble()} calls | {turn}"
             return {"turn": turn, **self._until("head", calls.begins[0])}
         # What the parser takes for the beginning of a call must have its marker.

@@ -16,7 +16,7 @@ from gateway_svc.message_formats.events import (
     TextDelta,
     join_events,
 )
-from gateway_svc.message_formats.formats import TOOL_FORMATS
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.grammar import MAX_CALLS, CallRule, ReasoningRule, TurnGrammar
 from gateway_svc.message_formats.lark import json_rule
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters
@@ -222,6 +222,31 @@ def test_after_reasoning_each_message_has_its_header(answer: str | None, rule: R
         assert vocabulary.admits(grammar, thought + call) is (calls is CallRule.AUTO)
         # Without reasoning the prompt may begin the text.
         assert vocabulary.admits(grammar, "[]") is (rule is ReasoningRule.OPTIONAL)
+
+
+@pytest.mark.parametrize("answer", [None, "start: /[a-z]+/"])
+@pytest.mark.parametrize("calls", [CallRule.NONE, CallRule.AUTO])
+@pytest.mark.parametrize("name", ["granite", "hunyuan_a13b", "cohere"])
+def test_markers_around_an_answer_stand_only_where_the_parser_leaves_them_out(
+    name: str, calls: CallRule, answer: str | None
+) -> None:
+    vocabulary, reasoning = VOCABULARIES["tokens"], REASONING_FORMATS[name]
+    begin, end = reasoning.answer
+    grammar = replace(
+        grammar_of(name, "tokens", calls, answer=answer),
+        message_format=MessageFormat(TOOL_FORMATS[name], reasoning),
+        reasoning=ReasoningRule.OPTIONAL,
+    )
+    thought = f"{reasoning.begin}Hm.{reasoning.end}"
+    for rule, before in ((ReasoningRule.OPTIONAL, thought), (ReasoningRule.OPTIONAL, ""), (ReasoningRule.NONE, "")):
+        of_rule = replace(grammar, reasoning=rule)
+        has_markers = bool(before) or name != "granite"
+        for text in (f"{before}{begin}yes{end}", f"{before}{begin}yes"):
+            assert vocabulary.admits(of_rule, text) is has_markers
+            if has_markers:
+                events = vocabulary.parse(of_rule, vocabulary.encode(text))
+                assert [event.text for event in events if isinstance(event, TextDelta)] == ["yes"]
+        assert vocabulary.admits(of_rule, f"{before}yes")
 
 
 _TREE = Tool("tree", {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}})
