@@ -87,6 +87,8 @@ class _Rewriting:
     def rules(self, grammar: str) -> dict[str, str]:
         """Raises UnsupportedParameters."""
         bodies = {**self._imported(grammar), **_definitions(_DIRECTIVE.sub("", grammar))}
+        if "start" not in bodies:  # it has attributes
+            raise self._unsupported("the rule start is")
         # Names of rules and of terminals may differ in nothing but their case.
         self.names = {one: f"{self._prefix}_{'T' if one.isupper() else 'R'}_{one.upper()}" for one in bodies}
         references: dict[str, set[str]] = {}
@@ -172,7 +174,7 @@ class _Rewriting:
 def _definitions(grammar: str) -> dict[str, str]:
     """The bodies of rules and terminals, by their names."""
     found = list(_DEFINITION.finditer(grammar))
-    ends = [each.start() for each in found[1:]] + [len(grammar)]
+    ends = [*(each.start() for each in found), len(grammar)][1:]
     return {each["name"]: grammar[each.end() : end].strip() for each, end in zip(found, ends, strict=True)}
 
 

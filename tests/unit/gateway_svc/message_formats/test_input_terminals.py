@@ -103,6 +103,8 @@ def test_terminals_of_the_module_common_are_those_of_llguidance(name: str) -> No
         ("start: NO_SUCH\n%import common.NO_SUCH", "common.NO_SUCH"),
         ("start: %json {}", "%json"),
         ("start: a\na[lazy]: /x/", "the rule a"),
+        ("start[lazy]: /x/", "the rule start"),
+        ("start[max_tokens=3]: A\nA: /x/", "the rule start"),
         ("start: <[3]>", "<[3]>"),
         ("start: A & B\nA: /a/\nB: ~/b/", "~/b/"),
         ("start: /[a&&[b]]/", "[a&&[b]"),
