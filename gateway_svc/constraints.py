@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway_svc.field_paths import Field
-from gateway_svc.json_schemas import UniqueKeys, restrict_dates, schema_parts, unsupported_keyword
+from gateway_svc.json_schemas import UniqueKeys, endless_reference, restrict_dates, schema_parts, unsupported_keyword
 from gateway_svc.lark_schemas import replace_schemas
 from svc_common.grammars import JSON_ON_ONE_LINE, GrammarTooComplex, InvalidGrammar, compile_grammar
 
@@ -167,6 +167,8 @@ def prepared_schema(constraint: UnvalidatedConstraint) -> dict[str, Any]:
         raise ConstraintError(f"the keyword {_OPTIONS} is not supported")
     if problem := unsupported_keyword(schema):
         raise ConstraintError(problem)
+    if place := endless_reference(schema):
+        raise ConstraintError(f"at {place}: the reference leads to nothing but itself")
     for _, part in schema_parts(schema):
         if constraint.closes_objects and ("properties" in part or "patternProperties" in part):
             part.setdefault("additionalProperties", False)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 WITH_VALUES = ("const", "enum", "default", "examples", "example", "dependentRequired")
@@ -96,3 +97,32 @@ def unsupported_keyword(schema: dict[str, Any]) -> str | None:
             if isinstance(part.get(keyword), bool):  # as in draft 4
                 return f"at {path}/{keyword}: must be a number"
     return None
+
+
+def endless_reference(schema: dict[str, Any]) -> str | None:
+    """The JSON pointer of a reference to a schema that says nothing but that a value matches one of such references;
+    None if there is none. llguidance admits what comes before the value, and then nothing."""
+    parts = dict(schema_parts(schema))
+    left = {reference for part in parts.values() if (reference := _reference(part)) in parts}
+    while ended := {reference for reference in left if _ends(parts[reference], left)}:
+        left -= ended
+    return next((f"{pointer}/$ref" for pointer, part in parts.items() if _reference(part) in left), None)
+
+
+def _ends(schema: Any, endless: AbstractSet[str]) -> bool:
+    """Whether a value may match a schema without these references."""
+    if not isinstance(schema, dict):
+        return True
+    needed = schema.get("allOf")
+    options = (schema.get(keyword) for keyword in ("anyOf", "oneOf"))
+    return (
+        _reference(schema) not in endless
+        and (not isinstance(needed, list) or all(_ends(one, endless) for one in needed))
+        and all(not isinstance(of, list) or not of or any(_ends(one, endless) for one in of) for of in options)
+    )
+
+
+def _reference(schema: dict[str, Any]) -> str:
+    """That of a schema; empty: it has none."""
+    reference = schema.get("$ref")
+    return reference if isinstance(reference, str) else ""

@@ -224,3 +224,14 @@ def test_a_text_may_have_to_begin_with_the_characters_of_a_control_token(field: 
     beginning = {Field.REGEX: "<think>yes", Field.GRAMMAR: "a<tool_call>b", Field.GBNF: "[TOOL_CALLS]c"}
     spelled = [token for letter in beginning.get(field, "") for token in vocabulary.encode(letter)]
     assert compile_grammar(vocabulary.for_grammars, grammar).validate_tokens(spelled) == len(spelled)
+
+
+async def test_a_schema_may_refer_to_itself_beside_other_values(
+    tokenizer: ModelTokenizer, grammars: GrammarChecker, vocabulary: LLTokenizer
+) -> None:
+    definitions = {"list": {"anyOf": [{"$ref": "#/$defs/other"}, {"type": "null"}]}, "other": {"$ref": "#/$defs/list"}}
+    schema = {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/other"}, {"$ref": "#"}]}, "$defs": definitions}
+    grammar = (await over_http(tokenizer, grammars=grammars, prompt="a", guided_json=schema)).grammar
+
+    assert matches(grammar, "[null, [[], null]]", vocabulary)
+    assert not matches(grammar, "[1]", vocabulary)
