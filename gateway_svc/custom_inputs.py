@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from gateway_svc.message_formats.description import CUSTOM_INPUT
 from gateway_svc.message_formats.events import MessageEvent, ToolArgumentsDelta, ToolCallBegin, ToolCallEnd
 
-_OPENING = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
+_OPENING = f'{{"{CUSTOM_INPUT}":"'
+_BEFORE_SPACE = ("", "{", f'{{"{CUSTOM_INPUT}"', f'{{"{CUSTOM_INPUT}":')
+"""Parts of it after which white space may stand."""
 _PLAIN = re.compile(r'[^"\\]+')
 _ESCAPE = re.compile(
     r'\\(?:["\\/bfnrt]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})'
@@ -55,27 +57,45 @@ class _InputText:
     """The text of one call. Arguments of another form than `{"input": "…"}` are the text as they were written."""
 
     def __init__(self) -> None:
+        self._fragments: list[str] = []
+        """The arguments, as long as the text has not begun."""
+        self._opening = ""
+        """Their beginning without white space: of that of the text, or of another form."""
         self._rest = ""
-        """What was not read."""
-        self._is_open = False
+        """What was not read of the text."""
         self._is_closed = False
+
+    @property
+    def _is_open(self) -> bool:
+        return self._opening == _OPENING
 
     def feed(self, fragment: str) -> str:
         """More of the text, from more of the arguments."""
         if self._is_closed:
             return ""
-        self._rest += fragment
         if not self._is_open:
-            opening = _OPENING.match(self._rest)
-            if opening is None:
+            self._fragments.append(fragment)
+            fragment = self._after_opening(fragment)
+            if not self._is_open:
                 return ""
-            self._is_open = True
-            self._rest = self._rest[opening.end() :]
+        self._rest += fragment
         return self._unescaped()
 
     def end(self) -> str:
         """The rest of the text, when no more arguments follow."""
-        return "" if self._is_open else self._rest
+        return "" if self._is_open else "".join(self._fragments)
+
+    def _after_opening(self, fragment: str) -> str:
+        """What follows the beginning of the text; empty where that is not complete."""
+        for at, character in enumerate(fragment, 1):
+            if not _OPENING.startswith(self._opening):
+                break
+            if character.isspace() and self._opening in _BEFORE_SPACE:
+                continue
+            self._opening += character
+            if self._is_open:
+                return fragment[at:]
+        return ""
 
     def _unescaped(self) -> str:
         """What can be read of the string; its rest stays."""

@@ -1,6 +1,7 @@
 """Texts that custom tools take: read from arguments while they are written."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,9 @@ def test_a_text_streams() -> None:
         ('{"text": "a"}', '{"text": "a"}'),
         ('{"input": {"a": 1}}', '{"input": {"a": 1}}'),
         ("{}", "{}"),
+        ('{" input": "a"}', '{" input": "a"}'),
+        ('{"input" "a"}', '{"input" "a"}'),
+        ('\u2003{\n"input"\t:\r "a"}', "a"),
     ],
 )
 def test_arguments_of_other_forms(written: str, text: str) -> None:
@@ -57,6 +61,29 @@ def test_arguments_of_other_forms(written: str, text: str) -> None:
 @pytest.mark.parametrize(("written", "text"), [('{"inp', ""), ('{"input": "ab', "ab"), (r'{"input": "a\ud83d\u', "a")])
 def test_what_was_cut_has_the_text_so_far(written: str, text: str) -> None:
     assert "".join(read(list(written), is_cut=True)) == text
+
+
+class CountedText(str):
+    """A text that counts how many of its characters are looked at or joined to others."""
+
+    __slots__ = ()
+    num_characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for character in str(self):
+            CountedText.num_characters += 1
+            yield character
+
+    def __radd__(self, before: str) -> str:
+        CountedText.num_characters += len(before)
+        return before + str(self)
+
+
+@pytest.mark.parametrize("beginning", ["", "{", '{"input"', '{"input":', '{"other": "'])
+def test_the_beginning_of_arguments_is_read_once(beginning: str) -> None:
+    CountedText.num_characters = 0
+    assert "".join(read([beginning, *[CountedText("    ")] * 1_000])) == beginning + " " * 4_000
+    assert CountedText.num_characters <= 4_000
 
 
 def test_other_events_stay() -> None:
