@@ -64,14 +64,19 @@ def _copy_object(source: TurnSource, calls: BraceCalls, sink: Sink, depth: int) 
 
 def _copy_list(source: TurnSource, calls: BraceCalls, sink: Sink, depth: int) -> Parse[None]:
     """Copies a list as JSON. Its opening bracket was read last."""
-    sink("[")
     separator = ""
+
+    def write(text: str) -> None:
+        # The separator comes with the item: what is no value must be put back, and nothing written yet.
+        nonlocal separator
+        sink(separator + text)
+        separator = ""
+
+    sink("[")
     unit = yield from source.read_visible()
     while unit != "]":
-        if separator:
-            sink(separator)
+        yield from _copy_value(source, calls, write, depth + 1)
         separator = ", "
-        yield from _copy_value(source, calls, sink, depth + 1)
         unit = yield from _next_item(source, "]")
     sink("]")
 
