@@ -98,7 +98,7 @@ class InferenceServicer(InferenceServiceServicer):
                 while more := await group.next():
                     chunks += [chunk for _, chunk in more]
                     check_least_size(running)
-                cost = answer_cost(running.num_logprobs, len(chunks))
+                cost = answer_cost(running.num_logprobs, len(chunks), len(running.rendering.prompt_token_ids))
                 response = await self._calls.render(call, cost, lambda: whole_answer(running, chunks))
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
                 return response
@@ -245,7 +245,8 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def _prompt(self, call: Call, running: RunningRequest) -> inference_pb2.Prompt | None:
         """The prompt of a request that has begun, if it is returned."""
-        cost = answer_cost(running.rendering.num_logprobs(0))
+        rendering = running.rendering
+        cost = answer_cost(rendering.num_logprobs(0), num_prompt_tokens=len(rendering.prompt_token_ids))
         return await self._calls.render(call, cost, lambda: returned_prompt(running))
 
     async def _responses(

@@ -26,9 +26,16 @@ MERGED_CHUNK = 1.0  # a chunk that becomes part of a whole answer
 RESPONSE_TOKEN = 50.0  # the events of one token of the Responses API
 ATTACHMENT_BYTE = 1 / 64  # of what is stored with a response
 JSON_VALUE = 1 / 8  # two million take 0.25 s
+TEXT_CHARACTER = 1 / 64  # of a text of the request
+PROMPT_TEXT_TOKEN = 0.5  # of a prompt whose text or tokens a choice has
 VECTOR_NUMBER = 0.027  # of a vector that becomes a message
 
 
-def answer_cost(num_logprobs: int, num_chunks: int = 0) -> float:
-    """Of a whole answer."""
-    return LOGPROB * num_logprobs + MERGED_CHUNK * num_chunks
+def values_cost(num_values: int, num_characters: int = 0) -> float:
+    """Of an answer of values, with so many characters of the request."""
+    return JSON_VALUE * num_values + TEXT_CHARACTER * num_characters
+
+
+def answer_cost(num_logprobs: int, num_chunks: int = 0, num_prompt_tokens: int = 0) -> float:
+    """Of a whole answer, whose choices have so many tokens of prompts."""
+    return LOGPROB * num_logprobs + MERGED_CHUNK * num_chunks + PROMPT_TEXT_TOKEN * num_prompt_tokens

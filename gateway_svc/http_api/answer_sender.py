@@ -10,7 +10,7 @@ from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.output import Chunk
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.tenant_threads import TenantThreads
-from gateway_svc.work_costs import EVENT, JSON_VALUE, LOGPROB, LONG, answer_cost
+from gateway_svc.work_costs import EVENT, LOGPROB, LONG, answer_cost, values_cost
 
 Output = Sequence[tuple[int, Chunk]]
 """Chunks, each with its prompt index."""
@@ -40,18 +40,18 @@ class AnswerSender:
         last_events: Callable[[], bytes],
         *,
         num_prompt_logprobs: int = 0,
+        num_prompt_tokens: int = 0,
     ) -> None:
         """Streams the answer. `event` renders a chunk of a prompt by its index, `last_events` is called at the end. So
-        many log-probabilities of prompts may be part of any event."""
+        many log-probabilities and tokens of prompts may be part of any event."""
+        of_prompts = answer_cost(num_prompt_logprobs, num_prompt_tokens=num_prompt_tokens)
 
         def render(output: Output) -> bytes:
             return b"".join([event(prompt_index, chunk) for prompt_index, chunk in output])
 
         await exchange.start_events()
         async with exchange.keep_alive(PING_SECONDS):
-            await self.send_output(
-                exchange, call, group, render, lambda output: LOGPROB * num_prompt_logprobs + rendering_cost(output)
-            )
+            await self.send_output(exchange, call, group, render, lambda output: of_prompts + rendering_cost(output))
         await exchange.end_events(last_events())
 
     async def send_output(
@@ -79,15 +79,24 @@ class AnswerSender:
         *,
         num_chunks: int,
         num_logprobs: int = 0,
+        num_prompt_tokens: int = 0,
     ) -> None:
-        """Answers with JSON of so many chunks and log-probabilities; made in a thread if these are many."""
-        await self.respond(exchange, call, make_body, answer_cost(num_logprobs, num_chunks))
+        """Answers with JSON of so many chunks, log-probabilities and tokens of prompts; made in a thread if these are
+        many."""
+        await self.respond(exchange, call, make_body, answer_cost(num_logprobs, num_chunks, num_prompt_tokens))
 
     async def respond_with_values(
-        self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], *, num_values: int
+        self,
+        exchange: HttpExchange,
+        call: Call,
+        make_body: Callable[[], Any],
+        *,
+        num_values: int,
+        num_characters: int = 0,
     ) -> None:
-        """Answers with JSON of so many values; made in a thread if these are many."""
-        await self.respond(exchange, call, make_body, JSON_VALUE * num_values)
+        """Answers with JSON of so many values, and so many characters of the request; made in a thread if these are
+        many."""
+        await self.respond(exchange, call, make_body, values_cost(num_values, num_characters))
 
     async def respond(self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], cost: float) -> None:
         """Answers with JSON that is made in about `cost` microseconds; in a thread if that is long."""

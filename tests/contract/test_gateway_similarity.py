@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from httpx import Response
 from embedding_calls import LIMITS, leave, until_submitted, vector_of
 from encoder_model import CONTEXT_LENGTH, ids
 from gateway_harness import Harness, running_gateway
+from gateway_svc import work_costs
+from gateway_svc.http_api.embeddings import cohere_routes
+from gateway_svc.http_api.scoring import routes as scoring_routes
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import embed_with
 
@@ -225,3 +229,31 @@ async def test_limits_of_a_key_hold_for_each_text(encoder_directory: Path, tmp_p
             assert submit.retention.is_unrecorded
         answer = await quire.http.post("/score", json={**PAIR, "priority": 0}, headers=headers)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "module", "name"),
+    [
+        ("/rerank", {"query": "a", "documents": ["b", "hello"]}, scoring_routes, "rerank_answer"),
+        ("/rerank", {"query": "a", "texts": ["b", "hello"], "return_text": True}, scoring_routes, "rerank_answer"),
+        ("/v2/embed", {"texts": ["b", "hello"]}, cohere_routes, "embed_answer"),
+    ],
+    ids=["documents", "texts", "embed"],
+)
+async def test_answers_that_repeat_long_texts_are_made_in_threads(
+    path: str, body: dict[str, Any], module: Any, name: str, shared: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_thread: list[bool] = []
+    make = getattr(module, name)
+
+    def recorded(*arguments: Any) -> Any:
+        in_thread.append(threading.current_thread() is not threading.main_thread())
+        return make(*arguments)
+
+    monkeypatch.setattr(module, name, recorded)
+    for cost in (work_costs.TEXT_CHARACTER, 1_000.0):
+        monkeypatch.setattr(work_costs, "TEXT_CHARACTER", cost)
+        answer = await shared.http.post(path, json=body)
+        assert answer.status_code == 200
+        assert "hello" in answer.text
+    assert in_thread == [False, True]

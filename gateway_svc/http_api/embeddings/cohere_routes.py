@@ -126,4 +126,5 @@ class CohereEmbedRoutes:
             call,
             lambda: embed_answer(answer_id, read, embedded),
             num_values=len(read.types) * embedded.num_numbers,
+            num_characters=sum(map(len, read.texts)),
         )

@@ -100,7 +100,8 @@ class OpenAiRoutes:
         """Answers a chat."""
         call = self._calls.call(exchange, Operation.CHAT)
         body = await self._calls.read(exchange, call, ChatBody, read_chat_completion)
-        await self._generate(exchange, call, body, ChatFormat(body.calls, body.echoed))
+        form = ChatFormat(body.calls, body.echoed)
+        await self._generate(exchange, call, body, form, has_message=bool(body.echoed))
 
     async def chat_batch(self, exchange: HttpExchange) -> None:
         """Answers several chats, whose choices come chat by chat, as in vLLM."""
@@ -108,7 +109,10 @@ class OpenAiRoutes:
         body = await self._calls.read(exchange, call, ChatBatchBody, read_chat_batch)
         await self._generate(exchange, call, body, ChatFormat(body.calls))
 
-    async def _generate(self, exchange: HttpExchange, call: Call, body: ReadBody, form: Format) -> None:
+    async def _generate(
+        self, exchange: HttpExchange, call: Call, body: ReadBody, form: Format, *, has_message: bool = False
+    ) -> None:
+        """Answers a body. With `has_message` choices begin with the last message of their prompt."""
         requests = await self._calls.validate(exchange, call, body.prompts)
         n = requests[0].n
         cursor = _cursor(exchange, body.delivery, len(requests) * n)
@@ -125,6 +129,10 @@ class OpenAiRoutes:
                 [request.prompt_token_ids for request in requests],
                 self._fingerprint(requests[0].model),
             )
+            num_prompt_tokens = 0  # of all choices, as text or as ids
+            for request, rendering in zip(requests, group.renderings, strict=True):
+                num_copies = bool(rendering.prompt_token_ids) + body.options.has_token_ids + has_message
+                num_prompt_tokens += num_copies * n * len(request.prompt_token_ids)
             if body.delivery is Delivery.WHOLE:
                 chunks = await group.all()
                 await self._calls.answers.respond_with_output(
@@ -133,6 +141,7 @@ class OpenAiRoutes:
                     lambda: answer.whole(chunks, group.usage),
                     num_chunks=len(chunks),
                     num_logprobs=group.num_logprobs,
+                    num_prompt_tokens=num_prompt_tokens,
                 )
             else:
                 has_usage = self._always_has_usage or body.delivery is Delivery.STREAM_WITH_USAGE
@@ -143,6 +152,7 @@ class OpenAiRoutes:
                     answer.event,
                     lambda: answer.last_events(group.usage if has_usage else None),
                     num_prompt_logprobs=sum(one.num_logprobs(0) for one in group.renderings),
+                    num_prompt_tokens=num_prompt_tokens,
                 )
 
     def _options(self, asked: AnswerOptions) -> AnswerOptions:

@@ -100,4 +100,10 @@ class ScoringRoutes:
         def answer() -> Json | list[Json]:
             return rerank_answer(answer_id, read, scored.scores(), scored.model, scored.usage)
 
-        await self._calls.answers.respond_with_values(exchange, call, answer, num_values=scored.num_numbers)
+        await self._calls.answers.respond_with_values(
+            exchange,
+            call,
+            answer,
+            num_values=scored.num_numbers,
+            num_characters=sum(map(len, read.texts or ())),
+        )

@@ -16,9 +16,12 @@ from gateway_svc.output import Chunk
 from gateway_svc.tenant_threads import TenantThreads
 
 
-@pytest.mark.parametrize(("num_values", "in_thread"), [(1, False), (8_192, False), (8_193, True)])
+@pytest.mark.parametrize(
+    ("num_values", "num_characters", "in_thread"),
+    [(1, 0, False), (8_192, 0, False), (8_193, 0, True), (0, 65_536, False), (0, 65_537, True), (4_096, 40_000, True)],
+)
 def test_large_answers_are_rendered_in_a_thread(
-    num_values: int, in_thread: bool, monkeypatch: pytest.MonkeyPatch
+    num_values: int, num_characters: int, in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No stream of the gateway gets a token while the thread of the event loop renders JSON."""
     rendered_in: list[threading.Thread] = []
@@ -39,16 +42,20 @@ def test_large_answers_are_rendered_in_a_thread(
     async def main() -> None:
         threads = TenantThreads(2, "test")
         exchange, call = SimpleNamespace(respond=respond), SimpleNamespace(tenant=SimpleNamespace(name="a"))
-        body = {"tokens": [7] * num_values}
+        body = {"tokens": [7] * num_values, "text": "a" * num_characters}
         await AnswerSender(threads).respond_with_values(
-            cast(Any, exchange), cast(Any, call), lambda: body, num_values=num_values
+            cast(Any, exchange),
+            cast(Any, call),
+            lambda: body,
+            num_values=num_values,
+            num_characters=num_characters,
         )
         threads.close()
 
     monkeypatch.setattr(answer_sender, "to_json", recorded(to_json))
     monkeypatch.setattr(answer_sender, "long_json", recorded(long_json))
     asyncio.run(main())
-    assert answers == [to_json({"tokens": [7] * num_values})]
+    assert answers == [to_json({"tokens": [7] * num_values, "text": "a" * num_characters})]
     assert [thread is not threading.main_thread() for thread in rendered_in] == [in_thread]
 
 
