@@ -120,3 +120,7 @@ class ValidatedScores:
     """For each pair, the places of its requests: one of the pair, or one of each text."""
     read: Callable[[Sequence[Vector]], list[float]]
     """The scores of all pairs, in their order, given the values of the requests."""
+
+    def num_numbers(self, values: Sequence[Vector]) -> int:
+        """How many numbers `read` takes to make scores of values: each pair takes those of both its texts."""
+        return sum(map(len, values)) + sum(len(values[place]) for of_pair in self.places for place in of_pair)

@@ -190,7 +190,7 @@ class InferenceServicer(InferenceServiceServicer):
             unvalidated = UnvalidatedScores.from_proto(request)
             model = self._calls.find_model(unvalidated.model, unvalidated.field_path, call.tenant, outcome)
             validated = await self._request_manager.validate_scores(call, model, unvalidated, request_id)
-            scores, usage = await self._values(call, validated.requests, validated.read)
+            scores, usage = await self._values(call, validated.requests, validated.read, validated.num_numbers)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return inference_pb2.ScoreResponse(model=model.name, scores=scores, usage=usage)
 
@@ -261,12 +261,17 @@ class InferenceServicer(InferenceServiceServicer):
         return await self._calls.render(call, cost, rendered) if cost else rendered()
 
     async def _values(
-        self, call: Call, requests: Sequence[ValidatedValue], read: Callable[[Sequence[Vector]], T]
+        self,
+        call: Call,
+        requests: Sequence[ValidatedValue],
+        read: Callable[[Sequence[Vector]], T],
+        num_numbers: Callable[[Sequence[Vector]], int] = lambda values: sum(map(len, values)),
     ) -> tuple[T, inference_pb2.Usage]:
-        """What `read` makes of the values of a call's prompts, and the tokens that were processed."""
+        """What `read` makes of the values of a call's prompts, of which it takes `num_numbers`; and the tokens that
+        were processed."""
         async with self._request_manager.run_values(call, requests) as group:
             values = await group.values()
-        cost = VECTOR_NUMBER * sum(map(len, values))
+        cost = VECTOR_NUMBER * num_numbers(values)
         return await self._calls.render(call, cost, lambda: read(values)), group.usage.to_proto()
 
     async def _validate(

@@ -17,6 +17,8 @@ from gateway_harness import Harness, running_gateway
 from gateway_svc import work_costs
 from gateway_svc.http_api.embeddings import cohere_routes
 from gateway_svc.http_api.scoring import routes as scoring_routes
+from gateway_svc.similarity import InputPairs
+from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import embed_with
 
@@ -229,6 +231,28 @@ async def test_limits_of_a_key_hold_for_each_text(encoder_directory: Path, tmp_p
             assert submit.retention.is_unrecorded
         answer = await quire.http.post("/score", json={**PAIR, "priority": 0}, headers=headers)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
+
+
+async def test_many_pairs_of_the_same_texts_are_compared_in_threads(
+    shared: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few vectors, which are long, there may be a thousand pairs."""
+    in_thread: list[bool] = []
+    compare = InputPairs.cosines
+
+    def recorded(pairs: InputPairs, vectors: Any) -> list[float]:
+        in_thread.append(threading.current_thread() is not threading.main_thread())
+        return compare(pairs, vectors)
+
+    monkeypatch.setattr(InputPairs, "cosines", recorded)
+    shared.scheduler.script = embed_with(lambda _: [0.5] * 100)
+    for num_pairs in (1, 300):
+        documents = ["a"] * num_pairs
+        answer = await shared.http.post("/score", json={"queries": "a", "documents": documents})
+        assert scores_of(answer) == pytest.approx([1.0] * num_pairs)
+        await shared.stub.Score(api.ScoreRequest(queries=["a"], documents=documents))
+        await shared.http.post("/rerank", json={"query": "a", "documents": documents})
+    assert in_thread == [False] * 3 + [True] * 3
 
 
 @pytest.mark.parametrize(
