@@ -30,7 +30,7 @@ class Call:
     chunk_per_token: bool = False
     """Its chunks are those of single tokens, however tokens arrive."""
     body: Share | None = None
-    """The bytes of its body, which are freed when its requests are submitted."""
+    """The bytes of its body and of its prompts of pairs, which are freed when its requests are submitted."""
 
     def release_body(self) -> None:
         """Frees the bytes of its body, which nothing needs any longer."""

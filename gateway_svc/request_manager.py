@@ -185,6 +185,7 @@ class RequestManager:
             request_id=request_id,
             retention=retention,
             tenant=call.tenant.name,
+            body=call.body,
         )
 
     @asynccontextmanager

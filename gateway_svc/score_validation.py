@@ -11,6 +11,7 @@ from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.retention import Retention
 from gateway_svc.scores import ScoreParams, UnvalidatedScores, ValidatedScores
+from gateway_svc.tenant_shares import Share
 from gateway_svc.text_pairs import EncodedPair, PairForm, PairText
 from gateway_svc.text_truncation import Truncation, beyond_context, check_text, check_text_limit
 from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
@@ -20,6 +21,7 @@ from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.value_inputs import ValueInput, Vector
 from svc_common.errors import QuireError, Reason
 
+_TOKEN_BYTES = 8  # in a list
 _NO_INSTRUCTION = "is for models whose chat template writes an instruction beside a pair of texts"
 
 
@@ -33,10 +35,11 @@ async def validate_scores(
     request_id: str,
     retention: Retention | None,
     tenant: str,
+    body: Share | None = None,
 ) -> ValidatedScores:
     """The valid requests of a call: for a cross-encoder, which takes pairs in this form, one for each pair; for another
     model, None, one for each text. Equal ones are one request. A model with several labels is refused. The tokenizer's
-    threads are shared by `tenant`.
+    threads are shared by `tenant`. The prompts of pairs count among the bytes of the call's `body`.
 
     Raises QuireError. The cheapest checks come first.
     """
@@ -73,6 +76,8 @@ async def validate_scores(
         if places.setdefault((first, second), len(requests)) < len(requests):
             continue
         encoded = await encoder.join(texts, first, second)
+        if body is not None:  # a text is in the prompts of up to a thousand pairs
+            body.add(_TOKEN_BYTES * len(encoded.token_ids))
         requests.append(
             ValidatedValue(
                 request_id,

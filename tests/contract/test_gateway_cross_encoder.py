@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from embedding_calls import LIMITS
-from encoder_model import ids, make_encoder_directory
+from encoder_model import WORDS, ids, make_encoder_directory
 from gateway_calls import refused
 from gateway_harness import Harness, reason_of, running_gateway
 from quire.inference.v1 import inference_pb2 as api
@@ -66,6 +66,29 @@ async def test_each_pair_is_one_submission(path: str, shared: Harness) -> None:
         assert (submit.n, submit.max_tokens, submit.priority, submit.detachable) == (1, 0, 2, False)
         assert submit.retention.is_unrecorded
         assert (submit.result.score.num_first_tokens, submit.result.score.is_raw) == (3, False)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_prompts_of_pairs_count_among_the_bytes_of_bodies(protocol: str, tmp_path: Path) -> None:
+    """A query of 16 KB is 66 MB of prompts with a thousand documents."""
+    directory = make_encoder_directory(tmp_path / "model", labels=["LABEL_0"])
+    query, documents = "a " * 8_000, [f"{'b ' * (index // 32)}{'c ' * (index % 32)}d" for index in range(1_024)]
+    async with running_gateway(directory, context_length=8_192, vocab_size=len(WORDS), body_memory=2**-5) as quire:
+        for texts, status in ((documents, 503), (documents[:8], 200), (documents, 503)):
+            quire.scheduler.reset()
+            quire.scheduler.script = embed_with(score_of)
+            if protocol == "http":
+                body = {"query": query, "documents": texts, "return_documents": False}
+                answer = await quire.http.post("/rerank", json=body)
+                assert answer.status_code == status
+                error = answer.json().get("error", {})
+                assert status == 200 or (error["code"], error["param"]) == ("capacity_exhausted", None)
+            elif status == 200:
+                await quire.stub.Score(api.ScoreRequest(queries=[query], documents=texts))
+            else:
+                error = await refused(quire.stub.Score(api.ScoreRequest(queries=[query], documents=texts)))
+                assert reason_of(error) == ("CAPACITY_EXHAUSTED", "")
+            assert len(quire.scheduler.all("submit")) == (8 if status == 200 else 0)
 
 
 @pytest.mark.parametrize("path", RERANKS)
