@@ -45,7 +45,8 @@ class UnvalidatedScores:
         reject_unknown_fields(request, "request")
         sides = []
         for side, limit in (("queries", "max_tokens_per_query"), ("documents", "max_tokens_per_document")):
-            texts, most = getattr(request, side), present(request, limit)
+            # One more than is valid, so that too many are not read: a message may have millions.
+            texts, most = getattr(request, side)[: MAX_TEXTS + 1], present(request, limit)
             where = [f"{side}[{item_index}]" for item_index in range(len(texts))]
             sides.append(text_inputs(side, texts, where, limit, most))
         return cls(

@@ -1,6 +1,7 @@
 """Calls for scores of both protocols, validated by one validator: pairs for cross-encoders, texts for other models."""
 
 import json
+import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -90,6 +91,14 @@ async def test_options_of_both_protocols_are_the_schedulers(tokenizer: ModelToke
     (over_http,) = (await validated(of_http(**body), tokenizer)).requests
     assert over_grpc == over_http
     assert (over_grpc.priority, over_grpc.retention, over_grpc.params) == (-3, NONE, ScoreParams(3, is_raw=True))
+
+
+def test_millions_of_texts_are_refused_before_they_are_read() -> None:
+    many = api.ScoreRequest(queries=["a"], documents=[""] * 2_000_000)
+    began = time.thread_time()
+    with pytest.raises(QuireError, match="must hold 1 to 1024 texts"):
+        UnvalidatedScores.from_proto(many)
+    assert time.thread_time() - began < 0.05  # to name the fields of all takes five times as long
 
 
 async def test_equal_pairs_are_one_request(tokenizer: ModelTokenizer) -> None:
