@@ -142,7 +142,7 @@ def _prompt(request: pb.ModelInferRequest, text: str, inputs: dict[str, Scalar],
         raise invalid(SAMPLING_PARAMETERS, f"must have at most {_MAX_SAMPLING_CHARS} characters")
     if len(request.parameters) > _MAX_VALUES:
         raise invalid("parameters", f"must be at most {_MAX_VALUES}")
-    body = parse_body(sampling.encode())
+    body = _object(sampling)
     parameters = {
         name: read_parameter(value, f"parameters.{printable(name)}")
         for name, value in request.parameters.items()
@@ -150,7 +150,14 @@ def _prompt(request: pb.ModelInferRequest, text: str, inputs: dict[str, Scalar],
     }
     for name in parameters.keys() & {*_UNSERVED}:
         raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served", field=f"parameters.{name}")
-    for source in (body.values, parameters, inputs):
+    sources: Mapping[str, Mapping[str, Any]] = {
+        SAMPLING_PARAMETERS: body.values,
+        "parameters": parameters,
+        "inputs": inputs,
+    }
+    for where, source in sources.items():
+        if "" in source:
+            raise invalid(where, "must not have an empty name")
         for name, value in source.items():
             if name in _OWN:
                 raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served by this protocol", field=name)
@@ -170,6 +177,15 @@ def _prompt(request: pb.ModelInferRequest, text: str, inputs: dict[str, Scalar],
     if isinstance(field_path, BodyFieldPath):
         field_path = replace(field_path, names={**field_path.names, **_NAMES})
     return PromptRequest(read.unvalidated, field_path)
+
+
+def _object(sampling: str) -> JsonBody:
+    try:
+        return parse_body(sampling.encode())
+    except QuireError as error:
+        if error.reason is not Reason.MALFORMED_MESSAGE:  # it names a field
+            raise
+        raise invalid(SAMPLING_PARAMETERS, "must be a JSON object") from None
 
 
 def _number(value: Any) -> Any:

@@ -223,6 +223,11 @@ BAD: dict[str, tuple[pb.ModelInferRequest, str]] = {
     "many parameters": (asking(TEXT, parameters={str(i): parameter(1) for i in range(129)}), "parameters"),
     "a long id": (asking(TEXT, id="a" * 1025), "id"),
     "long JSON": (asking(TEXT, ("sampling_parameters", "BYTES", " " * 2**19)), "sampling_parameters"),
+    "no JSON": (asking(TEXT, ("sampling_parameters", "BYTES", "{")), "sampling_parameters"),
+    "JSON that is no object": (asking(TEXT, ("sampling_parameters", "BYTES", "[1]")), "sampling_parameters"),
+    "an input without a name": (asking(TEXT, ("", "INT32", 1)), "inputs"),
+    "a parameter without a name": (asking(TEXT, parameters={"": parameter(1)}), "parameters"),
+    "JSON without a name": (asking(TEXT, ("sampling_parameters", "BYTES", '{"": 1}')), "sampling_parameters"),
     "an empty parameter": (asking(TEXT, parameters={"n": pb.InferParameter()}), "parameters.n"),
 }
 
