@@ -1,12 +1,13 @@
 """What the handlers of every protocol share: the caller, its body, its requests, and the stream of their answers."""
 
+import asyncio
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits, OpenCall
@@ -24,7 +25,7 @@ from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Usage
-from gateway_svc.request_group import RequestGroup
+from gateway_svc.request_group import ClientDisconnected, RequestGroup
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.resume_position import ResumePosition
 from gateway_svc.scores import UnvalidatedScores, ValidatedScores
@@ -233,7 +234,8 @@ class HttpCalls:
     async def embed(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> InputValues:
         """The vectors of a call's inputs. Raises QuireError, and ClientDisconnected."""
         model, _ = self.find_model(exchange, call, unvalidated.model, unvalidated.field_path)
-        embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, exchange.request_id)
+        validating = self._request_manager.validate_embeddings(call, model, unvalidated, exchange.request_id)
+        embeddings = await _while_connected(exchange, validating)
         vectors, usage = await self._values(exchange, call, embeddings)
         return InputValues(vectors, model.name, usage)
 
@@ -242,14 +244,16 @@ class HttpCalls:
     ) -> ClassifiedInputs:
         """The numbers of a call's inputs. Raises QuireError, and ClientDisconnected."""
         model, _ = self.find_model(exchange, call, unvalidated.model, unvalidated.field_path)
-        inputs = await self._request_manager.validate_classifications(call, model, unvalidated, exchange.request_id)
+        validating = self._request_manager.validate_classifications(call, model, unvalidated, exchange.request_id)
+        inputs = await _while_connected(exchange, validating)
         values, usage = await self._values(exchange, call, inputs)
         return ClassifiedInputs(values, model.name, usage, model.labels)
 
     async def score(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedScores) -> ScoredPairs:
         """The scores of a call's pairs. Raises QuireError, and ClientDisconnected."""
         model, _ = self.find_model(exchange, call, unvalidated.model, unvalidated.field_path)
-        validated = await self._request_manager.validate_scores(call, model, unvalidated, exchange.request_id)
+        validating = self._request_manager.validate_scores(call, model, unvalidated, exchange.request_id)
+        validated = await _while_connected(exchange, validating)
         values, usage = await self._values(exchange, call, validated.requests)
         return ScoredPairs(values, model.name, usage, validated)
 
@@ -286,6 +290,25 @@ class HttpCalls:
             await group.accepted()
             exchange.is_durable = group.is_durable
             yield group
+
+
+async def _while_connected(exchange: HttpExchange, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work on a body that was read; it is cancelled where the client disconnects. Raises
+    ClientDisconnected, and as the work does."""
+    task, has_left = asyncio.create_task(work), False
+
+    def leave() -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
+    async with exchange.watch_disconnect(leave):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not has_left:
+                raise
+            raise ClientDisconnected from None
 
 
 def _idempotency_key(exchange: HttpExchange) -> str | None:

@@ -17,6 +17,7 @@ from gateway_harness import Harness, running_gateway
 from gateway_svc import work_costs
 from gateway_svc.http_api.embeddings import cohere_routes
 from gateway_svc.http_api.scoring import routes as scoring_routes
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.similarity import InputPairs
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -206,6 +207,38 @@ async def test_metrics_count_calls_and_tokens(shared: Harness) -> None:
 async def test_a_client_that_leaves_cancels_its_texts(shared: Harness) -> None:
     shared.scheduler.reset()
     await leave(shared, asyncio.create_task(shared.http.post("/score", json=PAIR)), 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "method"),
+    [
+        ("/score", PAIR, "validate_scores"),
+        ("/rerank", QUERY, "validate_scores"),
+        ("/v1/embeddings", {"input": "a"}, "validate_embeddings"),
+        ("/classify", {"input": "a"}, "validate_classifications"),
+    ],
+    ids=["score", "rerank", "embeddings", "classify"],
+)
+async def test_a_client_that_leaves_ends_the_work_on_its_texts(
+    path: str, body: dict[str, Any], method: str, shared: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand pairs take seconds to tokenize, before any of them is submitted."""
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def validate(*_: Any) -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(RequestManager, method, validate)
+    call = asyncio.create_task(shared.http.post(path, json=body))
+    async with asyncio.timeout(10):
+        await has_begun.wait()
+        call.cancel()
+        await has_ended.wait()
+    assert not shared.scheduler.all("submit")
 
 
 async def test_a_deadline_ends_a_call(shared: Harness) -> None:
