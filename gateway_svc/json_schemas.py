@@ -1,8 +1,7 @@
 """The schemas within a JSON Schema, and what llguidance leaves out of its formats."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 WITH_VALUES = ("const", "enum", "default", "examples", "example", "dependentRequired")
@@ -103,23 +102,34 @@ def endless_reference(schema: dict[str, Any]) -> str | None:
     """The JSON pointer of a reference to a schema that says nothing but that a value matches one of such references;
     None if there is none. llguidance admits what comes before the value, and then nothing."""
     parts = dict(schema_parts(schema))
-    left = {reference for part in parts.values() if (reference := _reference(part)) in parts}
-    while ended := {reference for reference in left if _ends(parts[reference], left)}:
-        left -= ended
-    return next((f"{pointer}/$ref" for pointer, part in parts.items() if _reference(part) in left), None)
+    num_needed = Counter[str]()  # of each part and list of options: what must end before it ends
+    needed_by: defaultdict[str, list[str]] = defaultdict(list)
+    for pointer, part in parts.items():
+        needs = [reference] if (reference := _reference(part)) in parts else []
+        needs += [one for one in _listed(pointer, part, "allOf") if one in parts]
+        for keyword in ("anyOf", "oneOf"):
+            options, place = _listed(pointer, part, keyword), f"{pointer}/{keyword}"
+            if options and parts.keys() >= set(options):  # others are true or false
+                needs.append(place)
+                num_needed[place] = 1
+                for option in options:
+                    needed_by[option].append(place)
+        num_needed[pointer] = len(needs)
+        for need in needs:
+            needed_by[need].append(pointer)
+    ended = [pointer for pointer in parts if not num_needed[pointer]]
+    while ended:
+        for user in needed_by[ended.pop()]:
+            num_needed[user] -= 1
+            if num_needed[user] == 0:
+                ended.append(user)
+    return next((f"{pointer}/$ref" for pointer, part in parts.items() if num_needed[_reference(part)] > 0), None)
 
 
-def _ends(schema: Any, endless: AbstractSet[str]) -> bool:
-    """Whether a value may match a schema without these references."""
-    if not isinstance(schema, dict):
-        return True
-    needed = schema.get("allOf")
-    options = (schema.get(keyword) for keyword in ("anyOf", "oneOf"))
-    return (
-        _reference(schema) not in endless
-        and (not isinstance(needed, list) or all(_ends(one, endless) for one in needed))
-        and all(not isinstance(of, list) or not of or any(_ends(one, endless) for one in of) for of in options)
-    )
+def _listed(pointer: str, part: dict[str, Any], keyword: str) -> list[str]:
+    """The JSON pointers of the schemas in a list."""
+    schemas = part.get(keyword)
+    return [f"{pointer}/{keyword}/{index}" for index in range(len(schemas))] if isinstance(schemas, list) else []
 
 
 def _reference(schema: dict[str, Any]) -> str:
