@@ -1,6 +1,8 @@
 """Client of a scheduler's admin service: why live requests wait, resets of the prefix cache, profiles of workers."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +14,7 @@ from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire_client.connection import Closeable, check_address, timeout_of
 from quire_client.deployment_credentials import admin_channel, admin_metadata
-from quire_client.errors import quire_errors
+from quire_client.errors import closed, quire_errors
 from quire_client.fields import assign
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50062"
@@ -285,9 +287,11 @@ class AdminClient(Closeable):
         self._metadata = admin_metadata(address, secret_file)
         self._channel = admin_channel(address)
         self._stub = AdminServiceStub(self._channel)
+        self._is_closed = False
 
     def close(self) -> None:
         """Cancels all calls and closes the connection."""
+        self._is_closed = True
         self._channel.close()
 
     def explain(self, request_id: str, *, tenant: str | None = None, prompt: int = 0) -> Explanation:
@@ -311,35 +315,46 @@ class AdminClient(Closeable):
         for name, value in (("tenant", tenant), ("limit", limit)):
             if value is not None:
                 assign(request, name, value)
-        with quire_errors(self._address):
+        with self._errors():
             listed = self._stub.ListRequests(request, timeout=self._timeout, metadata=self._metadata)
         return RequestList.from_proto(listed)
 
     def reset_prefix_cache(self, *, model: str | None = None) -> tuple[WorkerCacheReset, ...]:
         """Frees the cached blocks of all workers, or of those that serve a model."""
         request = _of_model(pb.ResetPrefixCacheRequest(), model)
-        with quire_errors(self._address):
+        with self._errors():
             answer = self._stub.ResetPrefixCache(request, timeout=self._timeout, metadata=self._metadata)
         return tuple(map(WorkerCacheReset.from_proto, answer.workers))
 
     def start_profile(self, *, model: str | None = None) -> tuple[WorkerProfile, ...]:
         """Starts a profile of all workers, or of those that serve a model."""
         request = _of_model(pb.StartProfileRequest(), model)
-        with quire_errors(self._address):
+        with self._errors():
             answer = self._stub.StartProfile(request, timeout=self._timeout, metadata=self._metadata)
         return tuple(map(WorkerProfile.from_proto, answer.workers))
 
     def stop_profile(self, *, model: str | None = None) -> tuple[WorkerProfile, ...]:
         """Ends the profile of all workers, or of those that serve a model: each writes its trace."""
         request = _of_model(pb.StopProfileRequest(), model)
-        with quire_errors(self._address):
+        with self._errors():
             answer = self._stub.StopProfile(request, timeout=self._timeout, metadata=self._metadata)
         return tuple(map(WorkerProfile.from_proto, answer.workers))
 
     def _explain(self, request: pb.ExplainRequest) -> Explanation:
-        with quire_errors(self._address):
+        with self._errors():
             explained = self._stub.Explain(request, timeout=self._timeout, metadata=self._metadata)
         return Explanation.from_proto(explained)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raises the errors of a call as QuireError."""
+        with quire_errors(self._address):
+            try:
+                yield
+            except ValueError as error:  # grpc's, for a channel that was closed
+                if not self._is_closed:
+                    raise
+                raise closed("the client") from error
 
 
 _STATES = {

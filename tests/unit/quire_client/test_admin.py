@@ -72,3 +72,10 @@ def test_a_file_of_mutual_tls_that_cannot_be_used_is_named(tmp_path: Path, monke
 def test_a_url_is_no_address_of_a_scheduler() -> None:
     with pytest.raises(QuireError, match="is a URL: an address is host:port, of a scheduler's admin port"):
         AdminClient("http://127.0.0.1:1")
+
+
+def test_a_call_of_a_closed_client_is_an_error_of_quire() -> None:
+    client = AdminClient("127.0.0.1:1")
+    client.close()
+    with pytest.raises(QuireError, match="the client was closed"):
+        client.requests()
