@@ -245,7 +245,9 @@ class GrammarMatcher:
             if state is None or state.is_error():
                 return []
             started = time.thread_time()
-            self._forced = state.compute_ff_tokens()[::-1]
+            # Where the text has the literal of an added token, llguidance returns that token, which may not follow.
+            forced = state.compute_ff_tokens()
+            self._forced = forced[: state.validate_tokens(forced)][::-1]
             if takes_long(time.thread_time() - started):
                 self.pace.note_slow()
         return self._forced[: -most - 1 : -1]

@@ -129,6 +129,15 @@ def test_forced_text_is_computed_once(grammars: GrammarCompiler, monkeypatch: py
     assert matcher.num_allowed(_encoded("yes")) == 3
 
 
+@pytest.mark.parametrize("literal", ["<|im_start|>", "<|endoftext|>"])
+def test_the_characters_of_a_control_token_force_no_control_token(literal: str, grammars: GrammarCompiler) -> None:
+    matcher = grammars.matcher(f'start: "per{literal}haps" ("yes" | "no")')
+    assert text_of(matcher.forced_tokens(9)) == b"per"
+    for token in _encoded("per") + [token for character in literal for token in _encoded(character)]:
+        matcher.add(token)
+    assert text_of(matcher.forced_tokens(9)) == b"haps"
+
+
 def test_other_tokens_than_the_forced_ones_have_others_after_them(grammars: GrammarCompiler) -> None:
     """A token may be a part of a longer one that is forced."""
     matcher = grammars.matcher('start: "perhaps" | "perhaps not"')
