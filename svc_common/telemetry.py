@@ -80,16 +80,16 @@ def _is_header(text: str) -> bool:
 
 def _export_seconds() -> float:
     """Seconds until an export fails. Raises ValueError."""
-    for name in _TIMEOUTS:
-        if value := os.environ.get(name):
-            try:
-                seconds = float(value)
-            except ValueError:
-                seconds = math.nan
-            if not 0 < seconds < math.inf:
-                raise ValueError(f"{name} is {value!r}: it must be a number of seconds above 0")
-            return seconds
-    return _EXPORT_SECONDS
+    name = _first_set(_TIMEOUTS)
+    if not (value := os.environ.get(name)):
+        return _EXPORT_SECONDS
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name} is {value!r}: it must be a number of seconds above 0")
+    return seconds
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):

@@ -14,7 +14,7 @@ from quire.admin.v1 import admin_pb2 as pb
 from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire_client.connection import Closeable, check_address, timeout_of
 from quire_client.deployment_credentials import admin_channel, admin_metadata
-from quire_client.errors import closed, quire_errors
+from quire_client.errors import closed_errors, quire_errors
 from quire_client.fields import assign
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50062"
@@ -348,13 +348,8 @@ class AdminClient(Closeable):
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """Raises the errors of a call as QuireError."""
-        with quire_errors(self._address):
-            try:
-                yield
-            except ValueError as error:  # grpc's, for a channel that was closed
-                if not self._is_closed:
-                    raise
-                raise closed("the client") from error
+        with quire_errors(self._address), closed_errors(lambda: self._is_closed):
+            yield
 
 
 _STATES = {

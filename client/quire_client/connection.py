@@ -18,7 +18,7 @@ from typing import Self
 
 import grpc
 
-from quire_client.errors import QuireError
+from quire_client.errors import local_error
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
@@ -157,14 +157,13 @@ def check_address(address: str, what: str = "the gateway's port for gRPC") -> No
     """Raises QuireError for a URL of HTTP, which grpc takes for a name to look up."""
     if address.lower().startswith(("http://", "https://")):
         why = f"{address} is a URL: an address is host:port, of {what}"
-        raise QuireError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", why)
+        raise local_error(grpc.StatusCode.INVALID_ARGUMENT, why)
 
 
 def check_api_key(api_key: str | None) -> None:
     """Raises QuireError for a key that no header holds."""
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        why = "the API key holds characters that cannot be sent"
-        raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
+        raise local_error(grpc.StatusCode.UNAUTHENTICATED, "the API key holds characters that cannot be sent")
 
 
 def _ca_credentials() -> grpc.ChannelCredentials | None:
@@ -180,18 +179,22 @@ def read_file(what: str, path: Path, status: grpc.StatusCode) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        why = f"{what}: {path}: {(error.strerror or str(error)).lower()}"
-        raise QuireError(status, status.name, why) from error
+        raise local_error(status, f"{what}: {path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def read_pem(what: str, path: Path, status: grpc.StatusCode) -> bytes:
+    """The same of a key or certificates, without the byte order mark, with which gRPC finds nothing in them."""
+    return read_file(what, path, status).removeprefix(codecs.BOM_UTF8)
 
 
 def read_ca_file(what: str, path: Path, status: grpc.StatusCode) -> bytes:
     """The same of CA certificates. Raises QuireError also where there is none."""
-    content = read_file(what, path, status)
+    content = read_pem(what, path, status)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except ssl.SSLError as error:
-        raise QuireError(status, status.name, f"{what}: {path} has no certificate in PEM format") from error
-    return content.removeprefix(codecs.BOM_UTF8)  # with it gRPC finds nothing
+        raise local_error(status, f"{what}: {path} has no certificate in PEM format") from error
+    return content
 
 
 def channel_options(address: str) -> tuple[tuple[str, str | int], ...]:

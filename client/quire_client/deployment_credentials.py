@@ -1,23 +1,22 @@
 """The credential of the role `admin`, for the admin service of a deployment."""
 
-import codecs
 import hashlib
 import hmac
 import os
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
 
-from quire_client.connection import Metadata, channel_options, is_loopback, read_ca_file, read_file
-from quire_client.errors import QuireError
+from quire_client.connection import Metadata, channel_options, is_loopback, read_ca_file, read_file, read_pem
+from quire_client.errors import QuireError, local_error
 
 DEFAULT_SECRET_FILE = Path("run/deployment.secret")
 """Where `make run` writes the deployment's secret."""
 
 _PAIR = "admin→scheduler"
 _SERVER_NAME = "scheduler.quire.internal"
+_STATUS = grpc.StatusCode.UNAUTHENTICATED  # of what keeps calls from having their credential
 _TLS_FILES = _CA, _KEY, _CERTIFICATE = ("QUIRE_MTLS_CA_FILE", "QUIRE_MTLS_KEY_FILE", "QUIRE_MTLS_CERT_FILE")
 
 
@@ -27,28 +26,22 @@ def admin_channel(address: str) -> grpc.Channel:
     Raises QuireError where one of them or its file is missing, or a file cannot be used.
     """
     options = channel_options(address)
-    paths = {name: os.environ.get(name) for name in _TLS_FILES}
-    if not any(paths.values()):
+    paths = {name: Path(path) for name in _TLS_FILES if (path := os.environ.get(name))}
+    if not paths:
         return grpc.insecure_channel(address, options)
-    for name, path in paths.items():
-        if not path:
+    for name in _TLS_FILES:
+        if name not in paths:
             raise _refused(f"{name} is not set, and mutual TLS needs it")
-    texts = [_read(name, Path(path or "")) for name, path in paths.items()]
-    _check_certificate(paths)
+    texts = [(read_ca_file if name == _CA else read_pem)(name, path, _STATUS) for name, path in paths.items()]
+    _check_certificate(paths[_CERTIFICATE], paths[_KEY])
     # The name stands for the scheduler's role, at any address.
     return grpc.secure_channel(
         address, grpc.ssl_channel_credentials(*texts), (*options, ("grpc.ssl_target_name_override", _SERVER_NAME))
     )
 
 
-def _read(name: str, path: Path) -> bytes:
-    read = read_ca_file if name == _CA else read_file
-    return read(name, path, grpc.StatusCode.UNAUTHENTICATED).removeprefix(codecs.BOM_UTF8)
-
-
-def _check_certificate(paths: Mapping[str, str | None]) -> None:
+def _check_certificate(certificate: Path, key: Path) -> None:
     """Raises QuireError where gRPC could not use the certificate with its key: it reports no connection then."""
-    certificate, key = str(paths[_CERTIFICATE]), paths[_KEY]
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
@@ -62,7 +55,7 @@ def _no_password() -> str:
 
 
 def _refused(why: str) -> QuireError:
-    return QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
+    return local_error(_STATUS, why)
 
 
 def admin_metadata(address: str, secret_file: Path | None) -> Metadata:
@@ -76,7 +69,7 @@ def admin_metadata(address: str, secret_file: Path | None) -> Metadata:
     if not is_loopback(address) or (named is None and not DEFAULT_SECRET_FILE.exists()):
         return ()
     path = Path(named or DEFAULT_SECRET_FILE)
-    secret = read_file("the deployment's secret", path, grpc.StatusCode.UNAUTHENTICATED).strip()
+    secret = read_file("the deployment's secret", path, _STATUS).strip()
     # As svc_common/identity.py does, which this package cannot import: it is installed without the services.
     token = hmac.new(secret, _PAIR.encode(), hashlib.sha256).hexdigest()
     return (("authorization", f"Quire admin {token}"),)

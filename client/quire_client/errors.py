@@ -1,7 +1,7 @@
 """The one error that calls raise: a gRPC status with its google.rpc details, as plain values."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -119,10 +119,25 @@ def unreachable(message: str) -> QuireError:
     return QuireError(grpc.StatusCode.UNAVAILABLE, UNREACHABLE, message)
 
 
+def local_error(status: grpc.StatusCode, why: str) -> QuireError:
+    """An error that the client finds itself, whose reason is the name of its status."""
+    return QuireError(status, status.name, why)
+
+
 def closed(what: str) -> QuireError:
     """The error of a call that ended because its caller closed `what`."""
-    code = grpc.StatusCode.CANCELLED
-    return QuireError(code, code.name, f"{what} was closed")
+    return local_error(grpc.StatusCode.CANCELLED, f"{what} was closed")
+
+
+@contextmanager
+def closed_errors(is_closed: Callable[[], bool]) -> Iterator[None]:
+    """Raises QuireError where no call can be made within the block since the client was closed."""
+    try:
+        yield
+    except ValueError as error:  # grpc's, for a channel that was closed
+        if not is_closed():
+            raise
+        raise closed("the client") from error
 
 
 def is_no_response(error: QuireError) -> bool:

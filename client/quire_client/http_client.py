@@ -11,7 +11,7 @@ import aiohttp
 import grpc
 
 from quire_client.connection import check_api_key, is_loopback
-from quire_client.errors import QuireError
+from quire_client.errors import QuireError, local_error
 
 
 def is_http_url(url: str) -> bool:
@@ -81,8 +81,7 @@ def _authorization(url: SplitResult, api_key: str | None) -> str | None:
 
 
 def _invalid(why: str) -> QuireError:
-    status = grpc.StatusCode.INVALID_ARGUMENT
-    return QuireError(status, status.name, why)
+    return local_error(grpc.StatusCode.INVALID_ARGUMENT, why)
 
 
 def _trusting(ca_file: str) -> ssl.SSLContext:

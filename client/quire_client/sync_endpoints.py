@@ -12,7 +12,15 @@ from quire.inference.v1 import inference_pb2 as pb
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire_client.connection import Connection, channel_options
 from quire_client.endpoints import BaseEndpoint, BaseEndpointPool, WatchedCall
-from quire_client.errors import BROKEN_STREAM, QuireError, closed, is_no_response, quire_errors, unreachable
+from quire_client.errors import (
+    BROKEN_STREAM,
+    QuireError,
+    closed,
+    closed_errors,
+    is_no_response,
+    quire_errors,
+    unreachable,
+)
 from quire_client.resumable_stream import (
     CANCEL_SECONDS,
     KEEPALIVE_SECONDS,
@@ -137,7 +145,7 @@ class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
         while True:
             endpoint = self._endpoints[self.endpoint_list.current]
             try:
-                with self._open():
+                with closed_errors(self._closed.is_set):
                     call = method(endpoint.stub).future(
                         request, timeout=retry_policy.begin_call(monotonic()), metadata=metadata
                     )
@@ -153,7 +161,7 @@ class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
     def start_call(self, resumable: ResumableStream, traceparent: str | None) -> tuple[StreamCall, SyncEndpoint]:
         """Makes the next call of a stream. Raises QuireError where there is no time left for one."""
         endpoint, request, options = self._begin_stream_call(resumable, traceparent)
-        with self._open():
+        with closed_errors(self._closed.is_set):
             if isinstance(request, pb.ResumeRequest):
                 return endpoint.stub.Resume(request, **options), endpoint
             return endpoint.stub.StreamGenerate(request, **options), endpoint
@@ -201,16 +209,6 @@ class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
         self._closed.set()
         for endpoint in self._endpoints:
             endpoint.close()
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        """Raises QuireError where a call cannot be made since the client was closed."""
-        try:
-            yield
-        except ValueError as error:  # grpc's, for a channel that was closed
-            if not self._closed.is_set():
-                raise
-            raise closed("the client") from error
 
     def _pause(self, seconds: float) -> None:
         if self._closed.wait(seconds):

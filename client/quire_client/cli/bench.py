@@ -80,11 +80,8 @@ def bench(
         commands = offline_commands()
         run, opened, place = commands.run, loading(commands.bench_target(model)), "this process"
     else:
-        run, opened, place = (
-            run_async,
-            _target(url, address, model, api_key, timeout),
-            without_login(url) if url else address,
-        )
+        place = without_login(url) if url else address
+        run, opened = run_async, _target(url, address, model, api_key, timeout)
 
     async def measure() -> tuple[TargetModel, LoadResult]:
         async with opened as target:

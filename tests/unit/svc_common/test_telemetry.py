@@ -4,7 +4,8 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -13,6 +14,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 
 from collector import Collector, collecting
 from svc_common.telemetry import BoundedSpanProcessor, configure_tracing, context_from, traceparent_of, tracer
+
+Refusal: TypeAlias = Callable[[str, str], str]
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
@@ -75,6 +78,21 @@ async def test_a_collector_that_is_down_is_no_failure() -> None:
     assert len(lines) == 2
 
 
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Ends a service that exports traces by a variable's value, and returns what it says."""
+
+    def refused(variable: str, value: str) -> str:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(SystemExit) as ended:
+            configure_tracing("worker")
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return refused
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -84,26 +102,14 @@ async def test_a_collector_that_is_down_is_no_failure() -> None:
     ],
 )
 def test_a_bad_timeout_ends_the_service_with_the_name_of_its_variable(
-    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    variable: str, value: str, refusal: Refusal
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(SystemExit) as ended:
-        configure_tracing("worker")
-    assert ended.value.code == 2
     error = f"{variable} is '{value}': it must be a number of seconds above 0"
-    assert capsys.readouterr().err == f"python -m worker_svc: traces: {error}\n"
+    assert refusal(variable, value) == f"python -m worker_svc: traces: {error}\n"
 
 
-def test_a_bad_compression_ends_the_service_with_the_name_of_its_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "zip")
-    with pytest.raises(SystemExit) as ended:
-        configure_tracing("worker")
-    assert ended.value.code == 2
-    assert "OTEL_EXPORTER_OTLP_COMPRESSION" in capsys.readouterr().err
+def test_a_bad_compression_ends_the_service_with_the_name_of_its_variable(refusal: Refusal) -> None:
+    assert "OTEL_EXPORTER_OTLP_COMPRESSION" in refusal("OTEL_EXPORTER_OTLP_COMPRESSION", "zip")
 
 
 @pytest.mark.parametrize(
@@ -118,19 +124,9 @@ def test_a_bad_compression_ends_the_service_with_the_name_of_its_variable(
     ],
 )
 def test_a_credential_that_would_be_logged_ends_the_service_with_the_name_of_its_variable(
-    variable: str,
-    value: str,
-    error: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    variable: str, value: str, error: str, refusal: Refusal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(SystemExit) as ended:
-        configure_tracing("worker")
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
+    said = refusal(variable, value)
     assert said.startswith(f"python -m worker_svc: traces: {variable} {error}")
     assert "sesame" not in said + caplog.text
 
