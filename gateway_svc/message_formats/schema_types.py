@@ -84,14 +84,15 @@ class _Types:
             case str(name):
                 types &= named_types((name,))
             case list(names):
-                self._num_left -= len(names) // _MAX_SCHEMAS
+                self._num_left -= len(names) // _MAX_SCHEMAS  # a long list takes time, too
                 types &= named_types(tuple(names))
         if "const" in schema:
             types &= types_of(schema["const"])
         if isinstance(values := schema.get("enum"), list):
             self._num_left -= len(values) // _MAX_SCHEMAS
-            # One value of each class: there may be 100,000.
-            types &= frozenset().union(*map(types_of, {type(value): value for value in values}.values()))
+            # One value of each kind: there may be 100,000.
+            kinds = {(type(value), isinstance(value, float) and value.is_integer()): value for value in values}
+            types &= frozenset().union(*map(types_of, kinds.values()))
         if isinstance(reference := schema.get("$ref"), str):
             types &= self.of(resolve_reference(reference, self._root), depth + 1)
         for keyword in ("anyOf", "oneOf"):

@@ -24,6 +24,7 @@ class CountedSchema(dict[str, Any]):
         ({"anyOf": [{"const": 1}, {"enum": ["a", None]}]}, {"integer", "number", "string", "null"}),
         ({"allOf": [{"type": ["array", "object"]}, {"$ref": "#/$defs/list"}]}, {"array"}),
         ({"enum": [0.5, 2, "x"]}, {"integer", "number", "string"}),
+        ({"type": "integer", "enum": [2.0, 0.5]}, {"integer"}),
         ({"anyOf": [{"const": "a"}] * 1_000, "type": ["string", "boolean"]}, {"string"}),
         (True, ALL_TYPES),
     ],
