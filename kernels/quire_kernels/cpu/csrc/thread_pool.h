@@ -259,7 +259,7 @@ public:
         };
         for (int64_t i; (i = claim(me.phase, count)) >= 0;)
             if (work_on(TaskClaim::of(me.phase, i))) return;
-        if (!is_over(me.phase)) give_way();
+        if (!is_over(me.phase)) std::this_thread::yield();  // see wait_until_past()
         for (int num_scans = 0; num_scans < SPINS && !is_over(me.phase); ++num_scans) {
             for (int other = 0; other < size_; ++other) {
                 TaskClaim::Board& board = boards_[other];
@@ -365,13 +365,10 @@ private:
         counter.value.notify_all();
     }
 
-    // Before a thread spins. Threads of the services are ready where a step's results are on their way to clients: the system would
-    // let most of them wait for its next tick, which is up to 4 ms.
-    static void give_way() { std::this_thread::yield(); }
-
-    // Spins for a short time, then sleeps.
+    // Spins for a short time, then sleeps. It yields before: threads of the services are ready to run where a step's results are on
+    // their way to clients, and the system would let most of them wait for its next tick, up to 4 ms.
     static void wait_until_past(PaddedAtomic<uint32_t>& counter, uint32_t seen) {
-        if (counter.value.load(std::memory_order_acquire) == seen) give_way();
+        if (counter.value.load(std::memory_order_acquire) == seen) std::this_thread::yield();
         for (int i = 0; i < SPINS && counter.value.load(std::memory_order_acquire) == seen; ++i) cpu_pause();
         counter.value.wait(seen, std::memory_order_acquire);
     }
